@@ -1,0 +1,1 @@
+"""Samples in, tables out: loading, fits, intervals, verdicts. Imports no torch and draws nothing."""

@@ -1,0 +1,168 @@
+"""One number that the paper or its sources state, the query that answers it, and the verdict on the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import yaml
+
+from analysis.bootstrap import Estimate
+
+CLAIMS = Path(__file__).resolve().parent.parent / "paper" / "claims.yaml"
+_T = TypeVar("_T")
+
+
+class Verdict(StrEnum):
+    """What our records say about a claim."""
+
+    BETTER = "better"
+    REPRODUCED = "reproduced"
+    SHORT = "short"
+    OTHER_HARDWARE = "needs other hardware"
+    NOT_MEASURED = "not measured"
+
+
+class InvalidClaim(ValueError):
+    """An entry of claims.yaml that cannot be read; the message names the entry, the key and what is valid."""
+
+
+@dataclass(frozen=True)
+class Query:
+    """A question to the newest record of an experiment.
+
+    measure: `median` (us a call at `steps`), `slope` (us a step), `entry` (us a call), or `ratio`: the fastest arm of `against` over
+    `variant` at `steps`, both from the same run.
+    """
+
+    measure: str
+    variant: str
+    experiment: str = "step_slope"
+    against: tuple[str, ...] = ()
+    steps: int = 0
+    head: str = "markov_v152k"
+    batch: int = 1
+    temperature: float = 0.0
+    l2: str = "cold"
+    scope: str = "call"
+
+    def cell(self, variant: str | None = None) -> dict[str, object]:
+        """The columns of the table `samples` that a variant's rows must have."""
+        columns: dict[str, object] = {name: getattr(self, name) for name in ("head", "batch", "temperature", "l2", "scope")}
+        return columns | {"variant": variant or self.variant}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A stated number. `value` is None where the source shows it only in a figure; `above` then names the claim it must lie above."""
+
+    id: str
+    source: str
+    where: str
+    value: float | None
+    unit: str
+    hardware: str
+    better: str = "lower"
+    tolerance: float = 0.05  # as a share of the value: how far off still counts as reproduced
+    title: str = ""  # what a reader is told; the id where it is empty
+    stated: str = ""  # the source's own words where they are not one number
+    note: str = ""
+    goal: float | None = None  # the floor this suite set itself
+    above: str = ""
+    query: Query | None = None
+
+    @property
+    def paper(self) -> str:
+        """The stated number as the source prints it."""
+        if self.stated:
+            return self.stated
+        return f"{self.value:g}" if self.value is not None else f"above {self.above}"
+
+    def goal_met(self, ours: float) -> bool | None:
+        """Whether our value reaches the goal; None where there is no goal."""
+        if self.goal is None:
+            return None
+        return ours <= self.goal if self.better == "lower" else ours >= self.goal
+
+    def judge(self, ours: Estimate, floor: Estimate | None = None) -> Verdict:
+        """The verdict on our value.
+
+        `better`: beyond the tolerance on the good side, and the interval's worst end still beats the paper. `reproduced`: not better and no
+        more than the tolerance on the bad side. `short`: the rest. Without a stated value: reproduced if our whole interval lies above `floor`'s.
+        """
+        if self.value is None:
+            return Verdict.REPRODUCED if floor and _worst(ours, "higher") > _worst(floor, "lower") else Verdict.SHORT
+        gain = _gain(ours.value, self.value, self.better)
+        if gain > 1 + self.tolerance and _gain(_worst(ours, self.better), self.value, self.better) > 1:
+            return Verdict.BETTER
+        return Verdict.REPRODUCED if gain >= 1 - self.tolerance else Verdict.SHORT
+
+
+@dataclass(frozen=True)
+class Book:
+    """Everything in claims.yaml: `device` is the GPU whose records answer, `measurable` the paper's hardware that it stands in for."""
+
+    device: str
+    measurable: tuple[str, ...]
+    sources: Mapping[str, str]
+    claims: tuple[Claim, ...] = field(default=())
+
+
+def load_claims(path: Path = CLAIMS) -> Book:
+    """The claims of `path`.
+
+    Raises:
+        InvalidClaim: a wrong key, an unknown source, an id used twice; the message names the entry.
+    """
+    data = yaml.safe_load(path.read_text())
+    claims = tuple(_claim(entry) for entry in data.pop("claims"))
+    book = _build(Book, str(path), data | {"claims": claims})
+    ids = [claim.id for claim in claims]
+    for claim in claims:
+        if ids.count(claim.id) > 1:
+            raise InvalidClaim(f"{path} has {ids.count(claim.id)} claims called {claim.id!r}; rename all but one.")
+        if claim.source not in book.sources:
+            raise InvalidClaim(f"{claim.id} cites the source {claim.source!r}, which is none of {', '.join(book.sources)}.")
+        if claim.value is None and claim.above not in ids:
+            raise InvalidClaim(
+                f"{claim.id} states no value and lies above {claim.above!r}, which is no claim; give it a value or an `above`."
+            )
+    return book
+
+
+def _claim(entry: dict[str, Any]) -> Claim:
+    name = str(entry.get("id"))
+    query = entry.get("query")
+    if query is not None:
+        entry = entry | {"query": _build(Query, f"the query of {name}", query)}
+    claim = _build(Claim, name, entry)
+    if claim.better not in ("lower", "higher"):
+        raise InvalidClaim(f"{name} has better={claim.better!r}; it is lower or higher.")
+    if claim.query and claim.query.measure not in ("median", "slope", "entry", "ratio"):
+        raise InvalidClaim(f"{name} asks for measure={claim.query.measure!r}; it is median, slope, entry or ratio.")
+    return claim
+
+
+def _build(kind: type[_T], name: str, values: Mapping[str, Any]) -> _T:
+    valid = [field.name for field in fields(cast(Any, kind))]
+    for key in values:
+        if key not in valid:
+            raise InvalidClaim(f"{name} has the unknown key {key!r}; it may have: {', '.join(valid)}.")
+    listed = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    try:
+        return kind(**listed)
+    except TypeError as error:
+        raise InvalidClaim(f"{name} is incomplete: {error}.") from None
+
+
+def _gain(ours: float, paper: float, better: str) -> float:
+    return paper / ours if better == "lower" else ours / paper
+
+
+def _worst(estimate: Estimate, better: str) -> float:
+    """The interval's end on the bad side; the value itself where there is no interval."""
+    end = estimate.high if better == "lower" else estimate.low
+    return estimate.value if end != end else end

@@ -1,0 +1,77 @@
+"""Every claim of the paper beside our records: `python -m analysis.claims [--json | --verify | --write]`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from analysis.answer import Answer, answer_all, newest_runs
+from analysis.claim import CLAIMS, Book, InvalidClaim, load_claims
+from analysis.document import DOCUMENTS, cells, complaints, render
+from analysis.fits import clock_checks, fit_run
+from analysis.load import RESULTS, InvalidRun, Run
+
+
+def report(book: Book, answers: Sequence[Answer], runs: Mapping[str, Run]) -> str:
+    """The table for a terminal: claim, paper, ours with its 95 % interval, ratio, goal, verdict; both hardware names."""
+    rows = [["claim", "paper", "on", "ours [95 % interval]", "on", "ratio", "goal", "verdict"]]
+    for answer in answers:
+        name, paper, ours, ratio, goal, verdict = cells(answer)
+        rows.append([name, paper, answer.claim.hardware, ours, answer.hardware, ratio, goal, verdict])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines += ["", *_second_estimates(runs), *(f"record: {run.path}" for run in runs.values())]
+    if not runs:
+        lines.append(f"No record of device={book.device} answers any claim; `make bench` measures them.")
+    return "\n".join(lines)
+
+
+def _second_estimates(runs: Mapping[str, Run]) -> list[str]:
+    lines = []
+    for run in runs.values():
+        fits = fit_run(run) if "samples" in run.tables else {}
+        for variant, check in clock_checks(run, fits).items():
+            verdict = "agree" if check.agrees else "DISAGREE"
+            slope = fits[variant].slope_us
+            lines.append(
+                f"{variant}: {slope:.2f} us/step fitted, {check.step_us:.2f} by in-kernel clocks: they {verdict} within {check.bound:.0%}"
+            )
+    return lines
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m analysis.claims", description=__doc__)
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--json", action="store_true", help="print a JSON list instead of the table")
+    mode.add_argument("--verify", action="store_true", help="also exit non-zero if a document quotes what the records do not support")
+    mode.add_argument("--write", action="store_true", help="also render the claims blocks of the documents anew")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where the published runs lie")
+    parser.add_argument("--claims", type=Path, default=CLAIMS, help="the claims file")
+    parser.add_argument("--documents", type=Path, nargs="*", default=DOCUMENTS, help="the documents that quote numbers")
+    arguments = parser.parse_args(argv)
+    try:
+        book = load_claims(arguments.claims)
+        runs = newest_runs(book, arguments.results)
+        answers = answer_all(book, runs)
+        documents = [path for path in arguments.documents if path.exists()]
+        if arguments.json:
+            print(json.dumps([answer.as_json() for answer in answers], indent=2, ensure_ascii=False))
+            return 0
+        print(report(book, answers, runs))
+        if arguments.write:
+            for path in documents:
+                path.write_text(render(path.read_text(), answers, runs))
+        unsupported = [line for path in documents for line in complaints(path, answers, runs)] if arguments.verify else []
+    except (InvalidRun, InvalidClaim, KeyError) as error:
+        print(error.args[0], file=sys.stderr)
+        return 1
+    for line in unsupported:
+        print(line, file=sys.stderr)
+    return 1 if unsupported else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""Numbers in README and report, rendered from the records and checked against them.
+
+A document holds blocks: `<!-- claims:NAME -->...<!-- /claims -->` in Markdown, `/* claims:NAME */.../* /claims */` in Typst.
+NAME is `summary` (the answered claims), `slopes` (the fitted lines), `record` (which runs), or a claim id (our value, in a sentence).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from analysis.answer import Answer
+from analysis.fits import slopes_table
+from analysis.load import Run
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = (ROOT / "README.md", ROOT / "paper" / "report.typ")
+UNITS = {"us": "µs", "us/step": "µs/step"}
+_BLOCK = re.compile(
+    r"(?P<open>(?:<!--|/\*) claims:(?P<name>[\w.]+) (?:-->|\*/))(?P<body>.*?)(?P<close>(?:<!--|/\*) /claims (?:-->|\*/))", re.DOTALL
+)
+_QUOTED = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)(?:\s*(?:µs|μs|us)\b|×)")
+
+
+def render(text: str, answers: Sequence[Answer], runs: Mapping[str, Run]) -> str:
+    """`text` with every block rendered anew.
+
+    Raises:
+        KeyError: a block whose name is neither a claim nor a table.
+    """
+    return _BLOCK.sub(lambda match: match["open"] + _body(match["name"], answers, runs) + match["close"], text)
+
+
+def complaints(path: Path, answers: Sequence[Answer], runs: Mapping[str, Run]) -> list[str]:
+    """What in the document at `path` the records do not support: stale blocks, and times or ratios quoted outside any block.
+
+    A number that a source states may stand anywhere: it is a quotation, not a measurement of ours.
+    """
+    text = path.read_text()
+    found = []
+    for old, new in zip(_BLOCK.finditer(text), _BLOCK.finditer(render(text, answers, runs)), strict=True):
+        if old["body"] != new["body"]:
+            found.append(
+                f"{path}: block {old['name']} says {_short(old['body'])} but the records say {_short(new['body'])}; run `python -m analysis.claims --write`."
+            )
+    stated = {number for answer in answers for number in re.findall(r"\d+(?:\.\d+)?", f"{answer.claim.paper} {answer.claim.goal or ''}")}
+    for match in _QUOTED.finditer(_BLOCK.sub("", text)):
+        if match[1] not in stated:
+            found.append(
+                f"{path}: {match[0]!r} stands outside a claims block and no source states it; quote it as <!-- claims:ID --><!-- /claims -->."
+            )
+    return found
+
+
+def summary_table(answers: Sequence[Answer]) -> str:
+    """A Markdown table of the claims that our records answer."""
+    answered = [answer for answer in answers if answer.ours]
+    if not answered:
+        return "Not measured yet."
+    paper, ours = answered[0].claim.hardware, answered[0].hardware
+    rows = [f"| claim | paper ({paper}) | here ({ours}), 95 % interval | ratio | goal | verdict |", "|---|---|---|---|---|---|"]
+    rows += [f"| {' | '.join([answer.claim.title or answer.claim.id, *cells(answer)[1:]])} |" for answer in answered]
+    return "\n".join(rows)
+
+
+def cells(answer: Answer) -> list[str]:
+    """One table row: id, paper, ours with interval, ratio, goal, verdict."""
+    claim, ours = answer.claim, answer.ours
+    goal = ""
+    if claim.goal is not None:
+        sign = "≤" if claim.better == "lower" else "≥"
+        reached = "" if ours is None else ", met" if claim.goal_met(ours.value) else ", missed"
+        goal = f"{sign} {claim.goal:g}{reached}"
+    value = with_unit(f"{ours:{_digits(claim.unit)}}", claim.unit) if ours else ""
+    ratio = f"{answer.ratio:.2f}" if answer.ratio else ""
+    paper = with_unit(claim.paper, claim.unit) if claim.value is not None else claim.paper
+    return [claim.id, paper, value, ratio, goal, str(answer.verdict)]
+
+
+def with_unit(number: str, unit: str) -> str:
+    """A printed number with its unit: `33.0 µs`, `8.9×`."""
+    return f"{number}×" if unit == "x" else f"{number} {UNITS.get(unit, unit)}"
+
+
+def _body(name: str, answers: Sequence[Answer], runs: Mapping[str, Run]) -> str:
+    if name == "summary":
+        return f"\n{summary_table(answers)}\n"
+    if name == "slopes":
+        return f"\n{slopes_table(runs['step_slope']) if 'step_slope' in runs else 'Not measured yet.'}\n"
+    if name == "record":
+        return ", ".join(f"{run.experiment}/{run.run_id} ({run.hardware})" for run in runs.values()) or "not measured yet"
+    for answer in answers:
+        if answer.claim.id == name:
+            claim, ours = answer.claim, answer.ours
+            return with_unit(f"{ours.value:{_digits(claim.unit)}}", claim.unit) if ours else "not measured yet"
+    raise KeyError(f"no claim and no table is called {name!r}; tables are summary, slopes and record, claims stand in paper/claims.yaml.")
+
+
+def _digits(unit: str) -> str:
+    return ".2f" if unit == "us/step" else ".1f"
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return repr(line if len(line) <= 60 else f"{line[:57]}...")

@@ -1,0 +1,212 @@
+"""Recorded runs, validated as they are loaded. `results/schema.json` is the only definition of their shape."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+RESULTS = Path(__file__).resolve().parent.parent / "results"
+AGAIN = "measure it again, or copy the whole folder again from the machine that measured it"
+
+
+class InvalidRun(ValueError):
+    """A run folder that must not be believed. The message names the file, the values and the fix."""
+
+
+class MissingResults(LookupError):
+    """No published run answers the question. `command` is the shell line that measures it."""
+
+    def __init__(self, what: str, command: str) -> None:
+        super().__init__(f"{what}; measure it with `{command}`, then publish it with `python -m scripts.publish RUN_DIR`.")
+        self.command = command
+
+
+@dataclass(frozen=True)
+class Run:
+    """One measured run: its folder, its `run.json` and its tables by name."""
+
+    path: Path
+    manifest: Mapping[str, Any]
+    tables: Mapping[str, pd.DataFrame]
+
+    @property
+    def run_id(self) -> str:
+        return self.manifest["run_id"]
+
+    @property
+    def experiment(self) -> str:
+        return self.manifest["experiment"]
+
+    @property
+    def hardware(self) -> str:
+        """The GPU as the driver names it, or the name of its spec where there is none."""
+        device = self.manifest["device"]
+        return device.get("name") or device.get("spec", "")
+
+    def table(self, name: str) -> pd.DataFrame:
+        """The table called `name`; InvalidRun if this run did not write it."""
+        if name not in self.tables:
+            known = ", ".join(self.tables) or "none"
+            raise InvalidRun(f"{self.path} has no table {name!r} (it has: {known}); {AGAIN}.")
+        return self.tables[name]
+
+
+@cache
+def schema(path: Path = RESULTS / "schema.json") -> Mapping[str, Any]:
+    """The shape of `run.json` and of every table."""
+    return json.loads(path.read_text())
+
+
+def measure_command(experiment: str, device: str) -> str:
+    """The shell line that measures `experiment` on `device`."""
+    return f"python -m experiments.run experiment={experiment} device={device}"
+
+
+def load_run(path: Path | str) -> Run:
+    """The run in folder `path`, checked against the schema.
+
+    Raises:
+        InvalidRun: an unfinished, unknown, altered or self-contradicting run; one sentence with the file, the values and the fix.
+    """
+    path = Path(path)
+    manifest = _manifest(path)
+    listed = manifest["tables"]
+    for file in sorted(path.glob("*.parquet")):
+        if file.stem not in listed:
+            raise InvalidRun(f"{file} is not listed among the tables of run.json ({', '.join(listed) or 'none'}); delete the stray file.")
+    run = Run(path, manifest, {name: _table(path / f"{name}.parquet", name, manifest) for name in listed})
+    _check_status(run)
+    _check_samples(run)
+    return run
+
+
+def find_runs(root: Path | str, experiment: str, **where: Any) -> list[Run]:
+    """Runs of `experiment` under `root`, oldest first.
+
+    `where` keeps the runs whose run.json has these values: `status="ok"`, `device="h200"` (the name of its spec), `seed=0` ...
+    """
+    return [load_run(path) for path in _matching(Path(root), experiment, where)]
+
+
+def newest_run(root: Path | str, experiment: str, device: str | None = None) -> Run:
+    """The newest run of `experiment` with status ok, on `device` if given.
+
+    Raises:
+        MissingResults: there is none; the error carries the command that measures it.
+    """
+    where = {"status": "ok"} | ({"device": device} if device else {})
+    paths = list(_matching(Path(root), experiment, where))
+    if not paths:
+        on = f" on device={device}" if device else ""
+        raise MissingResults(f"{root} holds no run of experiment={experiment}{on}", measure_command(experiment, device or "cpu"))
+    return load_run(paths[-1])
+
+
+def _matching(root: Path, experiment: str, where: Mapping[str, Any]) -> Iterator[Path]:
+    for path in sorted((root / experiment).glob("[!.]*")):
+        if path.is_dir():
+            manifest = _manifest(path)
+            values = manifest | {"device": manifest["device"].get("spec")}
+            if all(values.get(key) == wanted for key, wanted in where.items()):
+                yield path
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    file = path / "run.json"
+    if path.name.startswith("."):
+        raise InvalidRun(f"{path} is an unfinished run; delete it and measure again.")
+    try:
+        manifest = json.loads(file.read_text())
+    except FileNotFoundError:
+        raise InvalidRun(f"{file} does not exist, so {path} is not a run; {AGAIN}.") from None
+    except ValueError as error:
+        raise InvalidRun(f"{file} is not JSON ({error}); {AGAIN}.") from None
+    version, known = manifest.get("schema_version"), schema()["schema_version"]
+    if version != known:
+        raise InvalidRun(
+            f"{file} has schema_version {version} but this suite reads {known}; use the suite of that version, or measure it again."
+        )
+    missing, unknown = set(schema()["run"]) - set(manifest), set(manifest) - set(schema()["run"])
+    if missing or unknown:
+        raise InvalidRun(f"{file} lacks the keys {sorted(missing)} and has the unknown keys {sorted(unknown)}; {AGAIN}.")
+    if manifest["status"] not in schema()["status"]:
+        raise InvalidRun(f"{file} has status {manifest['status']!r}, which is none of {', '.join(schema()['status'])}; {AGAIN}.")
+    if (manifest["run_id"], manifest["experiment"]) != (path.name, path.parent.name):
+        own = f"{manifest['experiment']}/{manifest['run_id']}"
+        raise InvalidRun(f"{file} describes {own} but lies in {path.parent.name}/{path.name}; move the folder to {own}.")
+    return manifest
+
+
+def _table(file: Path, name: str, manifest: Mapping[str, Any]) -> pd.DataFrame:
+    if name not in schema()["tables"]:
+        raise InvalidRun(
+            f"{file.parent / 'run.json'} lists a table {name!r} that results/schema.json does not know; add it there or remove it."
+        )
+    if not file.exists():
+        raise InvalidRun(f"{file} is missing though run.json lists it; {AGAIN}.")
+    stated, found = manifest["tables"][name], hashlib.sha256(file.read_bytes()).hexdigest()
+    if found != stated["sha256"]:
+        raise InvalidRun(f"{file} was altered: its sha256 is {found[:12]}... but run.json says {stated['sha256'][:12]}...; {AGAIN}.")
+    try:
+        table = pq.read_table(file)
+    except pa.ArrowInvalid as error:
+        raise InvalidRun(f"{file} is not a parquet file ({error}); {AGAIN}.") from None
+    wanted = {column: pa.type_for_alias(alias) for column, alias in schema()["tables"][name].items()}
+    wrong = {column for column in wanted.keys() | set(table.column_names) if _type(table, column) != wanted.get(column)}
+    if wrong:
+        detail = "; ".join(f"{column}: {_type(table, column)}, wanted {wanted.get(column)}" for column in sorted(wrong))
+        raise InvalidRun(f"{file} has wrong columns ({detail}); {AGAIN}.")
+    if table.num_rows != stated["rows"]:
+        raise InvalidRun(f"{file} has {table.num_rows} rows but run.json says {stated['rows']}; {AGAIN}.")
+    strangers = set(table["run_id"].unique().to_pylist()) - {manifest["run_id"]}
+    if strangers:
+        raise InvalidRun(f"{file} has rows of another run ({sorted(strangers)[0]}, not {manifest['run_id']}); {AGAIN}.")
+    return table.to_pandas()
+
+
+def _type(table: pa.Table, column: str) -> pa.DataType | None:
+    return table.schema.field(column).type if column in table.column_names else None
+
+
+def _check_status(run: Run) -> None:
+    rows = {name: len(table) for name, table in run.tables.items()}
+    status = run.manifest["status"]
+    if status == "ok" and not sum(rows.values()):
+        raise InvalidRun(f"{run.path} has status ok but no rows in any table ({rows}); {AGAIN}.")
+    measured = rows.get("samples", 0) + rows.get("step_clocks", 0)
+    if status != "ok" and measured:
+        raise InvalidRun(
+            f"{run.path} has status {status} and yet {measured} measured rows, which nobody checked; delete it and measure it again."
+        )
+
+
+def _check_samples(run: Run) -> None:
+    """Every sample must belong to a cell whose answers passed their check, and every time must be a time."""
+    samples = run.tables.get("samples", pd.DataFrame())
+    if samples.empty:
+        return
+    file = run.path / "samples.parquet"
+    bad = samples[~(samples["time_us"] > 0) | (samples["time_us"] == float("inf"))]
+    if len(bad):
+        raise InvalidRun(f"{file} has {len(bad)} samples that are no times (first: {bad['time_us'].iloc[0]} us); {AGAIN}.")
+    tables = schema()["tables"]
+    key = [column for column in tables["samples"] if column in tables["cells"]]
+    cells = run.table("cells")
+    timed = samples[key].drop_duplicates().merge(cells[[*key, "status"]], on=key, how="left")
+    if timed.duplicated(key).any():
+        raise InvalidRun(f"{run.path / 'cells.parquet'} states a cell twice; {AGAIN}.")
+    unchecked = timed[timed["status"] != "ok"]
+    if len(unchecked):
+        cell = unchecked.iloc[0]
+        verdict = cell["status"] if isinstance(cell["status"], str) else "absent"
+        where = f"{cell['variant']}, steps {cell['steps']}, replica {cell['replica']}"
+        raise InvalidRun(f"{file} times the cell ({where}) whose check is {verdict} in cells.parquet; {AGAIN}.")

@@ -1,0 +1,217 @@
+"""Interleaved timing, correctness first.
+
+1. Every subject is captured and asked two different input sets; its tokens must agree with the oracle, or it is not timed.
+2. Rounds: all subjects x {cold, hot} in seeded random order. Each round loads one of the two sets and poisons every draft before it,
+   and reads every draft after it: an answer that is stale, late, unwritten or wrong in one round fails the subject.
+3. Every subject is asked once more, and its kernels alone are timed.
+4. A time below the floor fails the run. Samples whose clock strays are flagged, never dropped.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from experiments.floor import assert_above
+from experiments.outcome import Incorrect, Row, Status, of_error
+from experiments.schema import Timing
+from experiments.stopwatch import L2, Reading, Replay, Shot, Stopwatch
+from experiments.subject import Subject
+
+SETS = (0, 1)
+
+
+@dataclass
+class _Arm:
+    """A subject on its way through the measurement. `answers` are its tokens for each input set, once they are known to be right."""
+
+    subject: Subject
+    replay: Replay | None = None
+    answers: list[Tensor] = field(default_factory=list)
+    status: Status = Status.OK
+    reason: str = ""
+    tokens: int = 0
+    near_ties: int = 0
+    samples: list[Row] = field(default_factory=list)
+
+    def fail(self, error: Exception) -> None:
+        self.status, self.reason = of_error(error)
+        self.samples.clear()
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Rows of the tables `samples` (clocks not yet compared, see :func:`flag_clocks`) and `cells`; notes say what could not be measured."""
+
+    samples: list[Row]
+    cells: list[Row]
+    notes: list[str]
+
+
+def measure(subjects: Sequence[Subject], stopwatch: Stopwatch, timing: Timing, seed: int, replica: int = 0) -> Measured:
+    """Check, time and check again.
+
+    Raises:
+        FloorViolation: a sample is faster than its bytes can move.
+    """
+    arms = [_Arm(subject) for subject in subjects]
+    for arm in _progress(arms, f"replica {replica}: check"):
+        _guarded(arm, lambda arm: _admit(arm, stopwatch, timing.warmup))
+    order = random.Random(f"{seed}/{replica}")
+    for round_index in _progress(range(timing.rounds), f"replica {replica}: rounds"):
+        if live := _live(arms):
+            _round(live, stopwatch, order, round_index)
+    for arm in _live(arms):
+        _guarded(arm, lambda arm: _confirm(arm, ask(arm.subject, _replay(arm), 0, stopwatch), 0))
+    notes = _kernels(_live(arms), stopwatch, order, timing.kernel_replays)
+    samples = [{**row, "replica": replica} for arm in arms for row in arm.samples]
+    return Measured(samples, [_cell(arm, replica, stopwatch.launch_floor_us) for arm in arms], notes)
+
+
+def ask(subject: Subject, replay: Replay, which: int, stopwatch: Stopwatch) -> Tensor:
+    """The tokens (on the CPU) that one replay writes for input set `which` into a poisoned draft.
+
+    Raises:
+        Incorrect: the draft still changes after the stream is done.
+    """
+    subject.load(which)
+    subject.tokens.fill_(-1)
+    replay()
+    stopwatch.wait()
+    tokens = subject.tokens.cpu().clone()
+    stopwatch.drain()
+    if not torch.equal(tokens, subject.tokens.cpu()):
+        raise Incorrect("the draft changed after its stream was done: the walk writes late, from work that the stream does not wait for")
+    return tokens
+
+
+def flag_clocks(samples: Sequence[Row], tolerance: float) -> None:
+    """Set `valid` to false where the SM clock is further than `tolerance` from the median of all samples."""
+    clocks = [row["clock_mhz"] for row in samples if row["clock_mhz"] > 0]
+    if not clocks:
+        return
+    usual = median(clocks)
+    for row in samples:
+        row["valid"] = row["valid"] and abs(row["clock_mhz"] / usual - 1) <= tolerance
+
+
+def _admit(arm: _Arm, stopwatch: Stopwatch, warmup: int) -> None:
+    subject = arm.subject
+    subject.load(SETS[0])
+    arm.replay = stopwatch.capture(subject.launch, warmup)
+    for which in SETS:
+        tokens = ask(subject, arm.replay, which, stopwatch)
+        agreement = subject.verify(which, tokens)
+        if not agreement.ok:
+            raise Incorrect(f"input set {which}: {agreement.reason}")
+        arm.answers.append(tokens)
+        arm.tokens += agreement.tokens
+        arm.near_ties += agreement.near_ties
+    if torch.equal(*arm.answers):
+        raise RuntimeError("both input sets have the same answer, so a stale one would pass; choose another inputs.seed")
+
+
+def _round(arms: Sequence[_Arm], stopwatch: Stopwatch, order: random.Random, round_index: int) -> None:
+    which = SETS[round_index % len(SETS)]
+    for arm in arms:
+        arm.subject.load(which)
+        arm.subject.tokens.fill_(-1)
+    shots = _shuffled(arms, order)
+    readings = stopwatch.time_calls([shot for _, shot in shots])
+    _keep(shots, readings, "call", round_index, stopwatch.launch_floor_us)
+    for arm in arms:
+        _guarded(arm, lambda arm: _confirm(arm, arm.subject.tokens.cpu(), which))
+
+
+def _kernels(arms: Sequence[_Arm], stopwatch: Stopwatch, order: random.Random, replays: int) -> list[str]:
+    for round_index in _progress(range(replays if arms else 0), "kernels alone"):
+        shots = _shuffled(arms, order)
+        try:
+            readings = stopwatch.time_kernels([shot for _, shot in shots])
+        except RuntimeError as error:  # no CUPTI here; calls are measured all the same
+            return [f"no kernel times: {error}"]
+        _keep(shots, readings, "kernel", round_index, 0.0)
+    return []
+
+
+def _confirm(arm: _Arm, tokens: Tensor, which: int) -> None:
+    if not torch.equal(tokens, arm.answers[which]):
+        raise Incorrect(f"under timing, input set {which} gave {tokens.tolist()}; the checked answer is {arm.answers[which].tolist()}")
+
+
+def _keep(shots: Sequence[tuple[_Arm, Shot]], readings: Sequence[Reading], scope: str, round_index: int, launch_floor_us: float) -> None:
+    if not readings:
+        return
+    for place, ((arm, shot), reading) in enumerate(zip(shots, readings, strict=True)):
+        floor_us = max(arm.subject.floor_us[shot.l2], launch_floor_us)
+        assert_above(floor_us, reading.time_us, f"{arm.subject} ({shot.l2} L2, {scope}, round {round_index})")
+        arm.samples.append(_sample(arm, shot, reading, scope, round_index, place))
+
+
+def _sample(arm: _Arm, shot: Shot, reading: Reading, scope: str, round_index: int, place: int) -> Row:
+    return {
+        **arm.subject.cell,
+        "l2": shot.l2,
+        "scope": scope,
+        "round": round_index,
+        "order": place,
+        "time_us": reading.time_us,
+        "clock_mhz": reading.clock_mhz,
+        "valid": reading.steady,
+    }
+
+
+def _cell(arm: _Arm, replica: int, launch_floor_us: float) -> Row:
+    return cell_row(
+        arm.subject.cell,
+        replica,
+        arm.status,
+        arm.reason,
+        rounding=arm.subject.rounding,
+        tokens=arm.tokens,
+        near_ties=arm.near_ties,
+        floor_us=max(arm.subject.floor_us["cold"], launch_floor_us),
+    )
+
+
+def cell_row(
+    cell: Any, replica: int, status: Status, reason: str, rounding: str = "", tokens: int = 0, near_ties: int = 0, floor_us: float = 0.0
+) -> Row:
+    """A row of the table `cells`; what was not reached is zero or empty."""
+    found = {"rounding": rounding, "tokens": tokens, "near_ties": near_ties, "floor_us": floor_us}
+    return {**cell, "replica": replica, "status": str(status), "reason": reason, **found}
+
+
+def _guarded(arm: _Arm, step: Any) -> None:
+    try:
+        step(arm)
+    except Exception as error:  # one arm that fails is a row with its reason; the others go on
+        arm.fail(error)
+
+
+def _live(arms: Sequence[_Arm]) -> list[_Arm]:
+    return [arm for arm in arms if arm.status is Status.OK]
+
+
+def _replay(arm: _Arm) -> Replay:
+    assert arm.replay is not None  # a live arm was captured
+    return arm.replay
+
+
+def _shuffled(arms: Sequence[_Arm], order: random.Random) -> list[tuple[_Arm, Shot]]:
+    shots = [(arm, Shot(_replay(arm), l2)) for arm in arms for l2 in L2]
+    order.shuffle(shots)
+    return shots
+
+
+def _progress(items: Any, what: str) -> Any:
+    """`items` with a bar and an estimate of the time left, on a terminal."""
+    from tqdm import tqdm
+
+    return tqdm(items, desc=what, disable=None, leave=False)

@@ -1,0 +1,89 @@
+"""Replicas are fresh processes: each builds its own head, kernels and graphs. They are what a bootstrap resamples."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from experiments.floor import FloorViolation
+from experiments.outcome import Row, Status
+from experiments.plan import Plan
+from experiments.provenance import ROOT
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one replica gave: its rows, or why it gave none."""
+
+    replica: int
+    status: Status
+    reason: str
+    tables: dict[str, list[Row]] = field(default_factory=dict)
+    protocol: dict[str, Any] = field(default_factory=dict)
+    resources: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+_PROGRAM = (sys.executable, "-m", "experiments.run")
+
+
+def run_replicas(plan: Plan, count: int, timeout_s: float, program: Sequence[str] = _PROGRAM) -> list[Part]:
+    """Run `count` replicas of `plan`, one after the other. A replica that crashes or hangs loses only itself.
+
+    program: what executes `--plan FILE --replica N --into FOLDER`.
+
+    Raises:
+        FloorViolation: a replica saw a time that cannot be; then no replica can be believed.
+    """
+    parts: list[Part] = []
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as scratch:
+        plan.write(Path(scratch) / "plan.json")
+        for replica in range(count):
+            parts.append(_one(Path(scratch), replica, timeout_s, program))
+            spent_s = time.monotonic() - started
+            left_s = spent_s / (replica + 1) * (count - replica - 1)
+            ended = parts[-1].status if parts[-1].status is Status.OK else f"{parts[-1].status}: {parts[-1].reason}"
+            print(
+                f"replica {replica + 1} of {count}: {ended}; {spent_s:.0f} s so far, about {left_s:.0f} s left", file=sys.stderr, flush=True
+            )
+    return parts
+
+
+def _one(scratch: Path, replica: int, timeout_s: float, program: Sequence[str]) -> Part:
+    command = [*program, "--plan", str(scratch / "plan.json"), "--replica", str(replica), "--into", str(scratch)]
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": paths}, start_new_session=True)
+    try:
+        code = process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        return Part(replica, Status.TIMEOUT, f"the replica did not finish in {timeout_s:g} s and was ended")
+    finally:
+        _end(process)
+    result = scratch / f"replica-{replica}.json"
+    if not result.exists():
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return Part(replica, Status.RUNTIME_ERROR, f"the replica's process ended with {how} and left no result; its messages are above")
+    return _read(result, replica)
+
+
+def _read(path: Path, replica: int) -> Part:
+    data = json.loads(path.read_text())
+    if data.pop("error", "") == FloorViolation.__name__:
+        raise FloorViolation(f"replica {replica}: {data['reason']}")
+    return Part(replica, Status(data.pop("status")), data.pop("reason"), **data)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the replica and whatever it started; it leads its own process group."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -1,0 +1,185 @@
+"""The walks of a config: one head, two input sets, the oracle's answers, and arms prepared once for all lengths."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from experiments.convert import ConfigError
+from experiments.floor import memory_floor_us
+from experiments.outcome import Row
+from experiments.schema import GREEDY, Config
+from experiments.stopwatch import L2, CpuStopwatch, Stopwatch
+from experiments.subject import Subject
+from kernels import registry
+from kernels.agreement import Agreement, check
+from kernels.device import DeviceSpec, check_live
+from kernels.heads.markov import MarkovHead
+from kernels.reference import walk
+from kernels.synthetic import synthetic_inputs
+from kernels.walk import Backend, Draft, Limits, NanRule, PreparedWalk, Rounding, Unsupported, WalkInputs
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A prepared backend under its label."""
+
+    label: str
+    backend: Backend
+    prepared: PreparedWalk
+
+
+class Workload:
+    """Everything that the subjects of one process share. Lengths up to `max_steps` are prefixes of the same inputs.
+
+    Raises:
+        Unsupported: the device of the config is not here, or the head does not fit this machine.
+    """
+
+    def __init__(self, config: Config, max_steps: int, batch: int) -> None:
+        self.config, self.limits = config, Limits(max_batch=batch, max_steps=max_steps)
+        device = check_live(config.device)
+        _assert_head_fits(config)
+        size = config.head
+        self.head = MarkovHead.synthetic(size.vocab, size.rank, size.seed, device, size.w1_std, size.w2_std)
+        self._oracle: dict[tuple[int, Rounding, NanRule], Tensor] = {}
+        self._sets = [self._draw(config.inputs.seed)]
+        self._sets.append(self._different(config.inputs.seed + 1))
+        self._staged: dict[int, WalkInputs] = {}
+
+    def cell(self, label: str, backend: str, steps: int) -> dict[str, Any]:
+        """The columns that name one cell in every table."""
+        config = self.config
+        return cell_columns(config, label, backend, steps, self.limits.max_batch)
+
+    def prepare(self, label: str, backend: str, options: Mapping[str, Any]) -> Arm:
+        """Everything that this backend pays once per model load.
+
+        Raises:
+            Unsupported: the backend cannot serve this head, limit or device.
+        """
+        made = create(backend, options)
+        assert_arch(made, self.config.device)
+        return Arm(label, made, made.prepare(self.head, self.limits, self.config.device))
+
+    def subject(self, arm: Arm, steps: int) -> Subject:
+        """One walk of `steps` of an arm, on input tensors that all arms share."""
+        inputs = self._stage(steps)
+        draft = Draft.like(inputs)
+        base_bytes = inputs.base_logits.numel() * inputs.base_logits.element_size()
+        floors = {l2: memory_floor_us(arm.prepared.resources, steps, base_bytes, self.config.device, l2) for l2 in L2}
+        return Subject(
+            cell=self.cell(arm.label, arm.backend.name, steps),
+            launch=lambda: arm.prepared.launch(inputs, draft),
+            load=lambda which: self._load(which, inputs),
+            verify=lambda which, tokens: self.verify(arm.backend, which, tokens),
+            tokens=draft.tokens,
+            floor_us=floors,
+            rounding=str(arm.backend.rounding),
+        )
+
+    def verify(self, backend: Backend, which: int, tokens: Tensor) -> Agreement:
+        """Whether `tokens` [batch, steps] are right for input set `which`. The oracle's own tokens, walked once, answer the usual case."""
+        key = which, backend.rounding, backend.nan_rule
+        if key not in self._oracle:
+            self._oracle[key] = walk(self.head, self._sets[which], backend.rounding, backend.nan_rule).tokens.cpu()
+        if torch.equal(tokens.cpu(), self._oracle[key][:, : tokens.shape[1]]):
+            return Agreement(tokens.numel(), mismatches=0, near_ties=0, worst_gap=0.0)
+        inputs = _prefix(self._sets[which], tokens.shape[1])
+        return check(tokens.to(self.head.device), self.head, inputs, backend.rounding, backend.nan_rule)
+
+    def _draw(self, seed: int) -> WalkInputs:
+        size, limits = self.config.head, self.limits
+        std = self.config.inputs.base_std
+        return synthetic_inputs(size.vocab, limits.max_steps, limits.max_batch, seed, self.head.device, std, GREEDY)
+
+    def _different(self, seed: int) -> WalkInputs:
+        """A set whose first tokens differ from set 0's, so that an answer to one is wrong for the other at any length."""
+        first = walk(self.head, _prefix(self._sets[0], 1), Rounding.TWICE).tokens
+        for candidate in range(seed, seed + 100):
+            drawn = self._draw(candidate)
+            if not torch.equal(walk(self.head, _prefix(drawn, 1), Rounding.TWICE).tokens, first):
+                return drawn
+        raise ConfigError(
+            f"inputs: 100 seeds from {seed} on give the same first token; a head of vocab {self.head.vocab} can not be checked"
+        )
+
+    def _stage(self, steps: int) -> WalkInputs:
+        """The fixed input tensors that every arm reads at this length."""
+        if steps not in self._staged:
+            source = _prefix(self._sets[0], steps)
+            tensors = {name: getattr(source, name).clone() for name in ("base_logits", "anchor", "temperature", "seed")}
+            self._staged[steps] = WalkInputs(**tensors)
+        return self._staged[steps]
+
+    def _load(self, which: int, inputs: WalkInputs) -> None:
+        source = self._sets[which]
+        inputs.base_logits.copy_(source.base_logits[:, : inputs.steps])
+        inputs.anchor.copy_(source.anchor)
+
+
+def stopwatch_for(device: DeviceSpec) -> Stopwatch:
+    """The stopwatch of this kind of device."""
+    if not device.is_cuda:
+        return CpuStopwatch()
+    from experiments.cuda_stopwatch import CudaStopwatch
+
+    return CudaStopwatch(device)
+
+
+def cell_columns(config: Config, label: str, backend: str, steps: int, batch: int) -> Row:
+    """What names a cell, also where it could not even be prepared."""
+    return {
+        "device": config.device.name,
+        "head": config.head.name,
+        "backend": backend,
+        "variant": label,
+        "vocab": config.head.vocab,
+        "rank": config.head.rank,
+        "steps": steps,
+        "batch": batch,
+        "temperature": GREEDY,
+        "inputs": config.inputs.family,
+    }
+
+
+def create(backend: str, options: Mapping[str, Any]) -> Backend:
+    """The backend with its options.
+
+    Raises:
+        ConfigError: no such backend or option, or an option value that it refuses.
+    """
+    try:
+        return registry.create(backend, options)
+    except (KeyError, ValueError, TypeError) as error:
+        raise ConfigError(f"backend: {error.args[0]}") from error
+
+
+def assert_arch(backend: Backend, device: DeviceSpec) -> None:
+    """Raises:
+    Unsupported: the backend does not run on this kind of device.
+    """
+    kinds = {device.arch, "cuda"} if device.is_cuda else {device.arch}
+    if not kinds & set(backend.archs):
+        raise Unsupported(f"backend={backend.name} runs on {', '.join(backend.archs)}; device={device.name} is {device.arch}.")
+
+
+def _prefix(inputs: WalkInputs, steps: int) -> WalkInputs:
+    return replace(inputs, base_logits=inputs.base_logits[:, :steps])
+
+
+def _assert_head_fits(config: Config) -> None:
+    """W1 and W2 in bf16, and one of them in fp32 while it is drawn on the host."""
+    head = config.head
+    need = head.vocab * head.rank * (2 * 2 + 4)
+    have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if need > have:
+        raise Unsupported(
+            f"head={head.name} with vocab {head.vocab} and rank {head.rank} needs {need / 1e9:.1f} GB to build and this machine has "
+            f"{have / 1e9:.1f} GB; choose a smaller head.vocab or head.rank."
+        )

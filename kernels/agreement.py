@@ -1,0 +1,128 @@
+"""Are these tokens right? Bit equality where sums are exact, near ties where fp32 sums may be taken in another order.
+
+The check is teacher-forced: step k of the oracle follows the *given* token k - 1. So one wrong token is one mismatch,
+and "every token is the oracle's argmax" is the same as equality with the free-running oracle (by induction over steps).
+
+The bound. A kernel adds r products w_i u_i, exact in fp32, in an order of its own. Each addition errs by at most
+2^-23 of a partial sum (rounded or truncated, as tensor cores do), and partial sums are at most S = sum |w_i| |u_i|, so its bias lies
+within e = (r + 2) 2^-23 S of the true sum; the 2 covers the oracle's own fp32 rounding. For ONCE and NEVER the base L
+may be the first addend and the result is one more addition: S grows by |L|. bf16 rounding and addition are monotone, so the kernel's logit lies
+between the images of (bias - e) and (bias + e): for TWICE rho(L + rho(b -+ e)), for ONCE rho(L + b -+ e), for NEVER
+L + b -+ e. Nothing wider is allowed: an ulp of bf16 is given only to tokens whose interval crosses a rounding boundary.
+
+A token t can be that kernel's argmax only if highest(t) > lowest(v) for all v < t and highest(t) >= lowest(v) for all
+v > t. A token that is not the oracle's and passes this is a near tie; any other is a mismatch. INT8 has e = 0: bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.reference import ReferenceHead, check_inputs, greedy, previous_tokens
+from kernels.walk import NanRule, Rounding, WalkInputs
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What a check found.
+
+    tokens:     how many were checked
+    mismatches: tokens that no fp32 summation order explains, or that lie outside [0, vocab)
+    near_ties:  tokens that differ from the oracle's within the bound
+    worst_gap:  the largest distance, in logits, from the oracle's maximum to the oracle's logit of a checked token
+    reason:     the first mismatch in words; empty if there is none
+    """
+
+    tokens: int
+    mismatches: int
+    near_ties: int
+    worst_gap: float
+    reason: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.mismatches == 0
+
+
+def check(
+    tokens: Tensor,
+    head: ReferenceHead,
+    inputs: WalkInputs,
+    rounding: Rounding,
+    nan_rule: NanRule = NanRule.LOSES,
+    exact: bool = False,
+) -> Agreement:
+    """Compare greedy `tokens` [batch, steps] int64 of a backend with the oracle; `exact` forbids near ties (INT8 always does).
+
+    Raises:
+        ValueError: tokens of another shape or type, a row with temperature > 0, or a rounding without an oracle.
+    """
+    check_inputs(head, inputs)
+    if tokens.shape != (inputs.batch, inputs.steps) or tokens.dtype != torch.int64:
+        raise ValueError(f"tokens must be [{inputs.batch}, {inputs.steps}] int64; got {list(tokens.shape)} {tokens.dtype}.")
+    exact = exact or rounding is Rounding.INT8
+    mismatches, near_ties, worst_gap, reason = 0, 0, 0.0, ""
+    for step in range(inputs.steps):
+        base, previous = inputs.base_logits[:, step], previous_tokens(inputs, tokens, step)
+        logits = head.step_logits(previous, base, rounding)
+        expected, token = greedy(logits, nan_rule), tokens[:, step]
+        worst_gap = max(worst_gap, _gap(logits, expected, token))
+        differs = token != expected
+        if not bool(differs.any()):
+            continue
+        near = torch.zeros_like(differs) if exact else _near(head, previous, base, rounding, nan_rule, token)
+        wrong = differs & ~near
+        near_ties += int((differs & near).sum())
+        if not reason and bool(wrong.any()):
+            reason = _describe(wrong, step, token, expected, logits, rounding)
+        mismatches += int(wrong.sum())
+    return Agreement(tokens.numel(), mismatches, near_ties, worst_gap, reason)
+
+
+def _near(head: ReferenceHead, previous: Tensor, base: Tensor, rounding: Rounding, nan_rule: NanRule, token: Tensor) -> Tensor:
+    """[batch] whether `token` can be the argmax of a kernel whose logits lie in the interval."""
+    lowest, highest = head.step_interval(previous, base, rounding)
+    nan = lowest.isnan() | highest.isnan()
+    lowest, highest = (end.masked_fill(nan, -torch.inf) for end in (lowest, highest))
+    inside = (token >= 0) & (token < base.shape[1])
+    index = token.clamp(0, base.shape[1] - 1)[:, None]
+    top = highest.gather(1, index)
+    before = torch.arange(base.shape[1], device=token.device)[None, :] < index
+    itself = torch.zeros_like(before).scatter_(1, index, True)
+    possible = torch.where(before, top > lowest, top >= lowest) | itself
+    near = inside & possible.all(dim=1)
+    return near & ~nan.any(dim=1) if nan_rule is NanRule.WINS else near
+
+
+def _gap(logits: Tensor, expected: Tensor, token: Tensor) -> float:
+    inside = token.clamp(0, logits.shape[1] - 1)
+    gap = logits.gather(1, expected[:, None]) - logits.gather(1, inside[:, None])
+    return float(gap.masked_fill(gap.isnan(), 0.0).max())
+
+
+def _describe(wrong: Tensor, step: int, token: Tensor, expected: Tensor, logits: Tensor, rounding: Rounding) -> str:
+    row = int(wrong.nonzero()[0])
+    got, want, vocab = int(token[row]), int(expected[row]), logits.shape[1]
+    if not 0 <= got < vocab:
+        return f"request {row} step {step}: token {got} is outside [0, {vocab})."
+    return (
+        f"request {row} step {step}: token {got} has logit {float(logits[row, got]):g} but the {rounding.value} oracle's "
+        f"token {want} has {float(logits[row, want]):g}."
+    )
+
+
+def stray_logits(logits: Tensor, tokens: Tensor, head: ReferenceHead, inputs: WalkInputs, rounding: Rounding) -> int:
+    """How many of the corrected logits [batch, steps, vocab] that a backend kept lie outside the bound, given its own tokens.
+
+    A NaN is right only where the oracle has one.
+    """
+    stray = 0
+    for step in range(inputs.steps):
+        lowest, highest = head.step_interval(previous_tokens(inputs, tokens, step), inputs.base_logits[:, step], rounding)
+        kept = logits[:, step].float()
+        right = ((lowest <= kept) & (kept <= highest)) | (kept.isnan() & (lowest.isnan() | highest.isnan()))
+        stray += int((~right).sum())
+    return stray

@@ -1,0 +1,186 @@
+"""CUDA source to cubin with NVRTC: no GPU, no toolkit, no host compiler. Results live in a content-addressed cache.
+
+A kernel is named by a line of source that instantiates a template of `kernels/cuda/`, for example
+``#include "walk_resident.cuh"`` and an ``extern "C"`` entry. The cache key covers that line, every header it includes
+from `kernels/cuda`, the options and the compiler's version, so an edited header can never serve an old cubin.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+CUDA_ROOM = Path(__file__).resolve().parent / "cuda"
+_INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
+
+
+class BuildError(RuntimeError):
+    """A kernel that does not compile, or spills without leave. The message holds the compiler's words."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A compiled kernel and what ptxas says of it. Sizes in bytes; registers and spills per thread."""
+
+    entry: str
+    arch: str
+    cubin: bytes
+    registers: int
+    spill_bytes: int
+    static_smem_bytes: int
+    source_sha256: str
+    cubin_sha256: str
+
+
+def build(source: str, entry: str, arch: str, *, allow_spills: bool = False) -> Kernel:
+    """Compile `source` for `arch` ("sm_90a") and return its kernel `entry`.
+
+    Raises:
+        BuildError: NVRTC is missing, the source does not compile, or registers spill while `allow_spills` is false.
+    """
+    options = _options(arch)
+    closure = source_closure(source)
+    source_sha256 = hashlib.sha256(closure.encode()).hexdigest()
+    key = hashlib.sha256("\0".join([closure, entry, *options, _compiler_version()]).encode()).hexdigest()
+    cached = _cache_dir() / key
+    kernel = _load(cached) or _store(cached, _compile(source, entry, arch, options, source_sha256))
+    if kernel.spill_bytes and not allow_spills:
+        raise BuildError(
+            f"{entry} for {arch} spills {kernel.spill_bytes} bytes a thread at {kernel.registers} registers; "
+            "keep fewer tiles in registers (rf_tiles), or allow it with allow_spills=true."
+        )
+    return kernel
+
+
+def source_closure(source: str) -> str:
+    """`source` and, once each, every header of `kernels/cuda` it includes, in order of first inclusion."""
+    seen: dict[str, str] = {}
+
+    def visit(text: str) -> None:
+        for name in _INCLUDE.findall(text):
+            if name not in seen:
+                header = CUDA_ROOM / name
+                if not header.exists():
+                    raise BuildError(f"kernels/cuda has no header {name!r}")
+                seen[name] = header.read_text()
+                visit(seen[name])
+
+    visit(source)
+    return "\n".join([source, *(f"// {name}\n{text}" for name, text in seen.items())])
+
+
+def _options(arch: str) -> list[str]:
+    return [f"--gpu-architecture={arch}", "--std=c++20", "--device-as-default-execution-space", "--ptxas-options=-v", "--extra-device-vectorization"]
+
+
+@cache
+def _compiler_version() -> str:
+    nvrtc = _nvrtc()
+    return "nvrtc " + ".".join(str(part) for part in _checked(nvrtc.nvrtcVersion()))
+
+
+def _nvrtc():  # noqa: ANN202 - a module
+    if find_spec("cuda") is None or find_spec("cuda.bindings") is None:
+        raise BuildError("compiling kernels needs cuda-bindings and NVRTC; install them with: pip install -e '.[gpu]'")
+    from cuda.bindings import nvrtc
+
+    return nvrtc
+
+
+def _checked(result: tuple) -> tuple:
+    code, *values = result
+    if int(code) != 0:
+        raise BuildError(f"NVRTC failed: {code!r}")
+    return tuple(values)
+
+
+def include_dirs() -> list[Path]:
+    """`kernels/cuda`, then the CUDA and CCCL headers of the pip packages or of a toolkit."""
+    roots = [Path(p) / "cu13" / "include" for p in (getattr(find_spec("nvidia"), "submodule_search_locations", None) or [])]
+    roots += [Path(p) / "include" for p in (os.environ.get("CUDA_HOME", "/usr/local/cuda"),)]
+    found = [path for root in roots for path in (root, root / "cccl") if path.is_dir()]
+    if not any((path / "cuda" / "ptx").exists() for path in found):
+        raise BuildError("no CCCL headers (cuda/ptx) found; install them with: pip install nvidia-cuda-cccl, or set CUDA_HOME to a toolkit")
+    return [CUDA_ROOM, *found]
+
+
+def _compile(source: str, entry: str, arch: str, options: list[str], source_sha256: str) -> Kernel:
+    nvrtc = _nvrtc()
+    (program,) = _checked(nvrtc.nvrtcCreateProgram(source.encode(), f"{entry}.cu".encode(), 0, [], []))
+    flags = [*options, *(f"--include-path={path}" for path in include_dirs())]
+    (code,) = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])
+    log = _read(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).decode(errors="replace")
+    if int(code) != 0:
+        raise BuildError(f"{entry} does not compile for {arch}:\n{log.strip()}")
+    cubin = _read(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
+    nvrtc.nvrtcDestroyProgram(program)
+    return replace(
+        _report(log, entry, arch),
+        cubin=cubin,
+        source_sha256=source_sha256,
+        cubin_sha256=hashlib.sha256(cubin).hexdigest(),
+    )
+
+
+def _read(size_of, read, program) -> bytes:  # noqa: ANN001 - NVRTC's pairs of size and content calls
+    (size,) = _checked(size_of(program))
+    data = b" " * size
+    _checked(read(program, data))
+    return data
+
+
+def _report(log: str, entry: str, arch: str) -> Kernel:
+    """Registers, spills and shared memory from the ptxas report of `entry`."""
+    section = log.split(f"Compiling entry function '{entry}'")[-1]
+    used = re.search(r"Used (\d+) registers", section)
+    if used is None:
+        raise BuildError(f"ptxas reported nothing on {entry}; its log was:\n{log}")
+    spill = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", section)
+    smem = re.search(r"(\d+) bytes smem", section)
+    return Kernel(
+        entry=entry,
+        arch=arch,
+        cubin=b"",
+        registers=int(used[1]),
+        spill_bytes=max(int(spill[1]), int(spill[2])) if spill else 0,
+        static_smem_bytes=int(smem[1]) if smem else 0,
+        source_sha256="",
+        cubin_sha256="",
+    )
+
+
+def _cache_dir() -> Path:
+    return Path(os.environ.get("WTS_KERNEL_CACHE") or Path.home() / ".cache" / "weights-that-stay")
+
+
+def _load(folder: Path) -> Kernel | None:
+    if not (folder / "kernel.json").exists():
+        return None
+    cubin = (folder / "kernel.cubin").read_bytes()
+    kernel = Kernel(cubin=cubin, **json.loads((folder / "kernel.json").read_text()))
+    return kernel if hashlib.sha256(cubin).hexdigest() == kernel.cubin_sha256 else None
+
+
+def _store(folder: Path, kernel: Kernel) -> Kernel:
+    """Write the kernel beside its final place and rename it there, so that a killed build leaves nothing that loads."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    facts = asdict(kernel)
+    del facts["cubin"]
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        partial = Path(scratch) / "kernel"
+        partial.mkdir()
+        (partial / "kernel.cubin").write_bytes(kernel.cubin)
+        (partial / "kernel.json").write_text(json.dumps(facts))
+        if not folder.exists():
+            try:
+                partial.rename(folder)
+            except OSError:  # another process built the same kernel first
+                pass
+    return kernel

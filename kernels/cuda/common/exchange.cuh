@@ -1,0 +1,135 @@
+// How the CTAs agree on one token a step. Two protocols with one interface, both called by the first warp of every CTA:
+//   begin()             once a launch, before the first post; clears what a later launch will use, if anything
+//   post(step, key)     this CTA's best row
+//   wait(step, leads)   the winner; calls `leads(candidate)` whenever another CTA takes the lead, the last time with the winner, so that the caller
+//                       can fetch a likely winner's latent while others still arrive
+// State lives in `words` (zeroed once by the host) and `round`, the number of launches before this one. No launch needs a memset.
+#pragma once
+#include "common/key.cuh"
+
+namespace wts {
+
+constexpr int kMaxSteps = 32;  // of a launch; kernels/persistent.py refuses more
+
+struct Winner {
+  uint32_t cta;
+  uint32_t row;  // within the CTA
+};
+
+// Test builds bound every spin: a walk that cannot make progress ends with a message instead of hanging the GPU.
+#ifdef WTS_SPIN_LIMIT
+#define WTS_COUNT_POLL(polls, step)                                                                          \
+  if (++(polls) > WTS_SPIN_LIMIT) {                                                                          \
+    printf("walk: CTA %d gave up after %d polls at step %d\n", (int)blockIdx.x, (int)WTS_SPIN_LIMIT, step);  \
+    __trap();                                                                                                \
+  }
+#else
+#define WTS_COUNT_POLL(polls, step)
+#endif
+
+// The paper's protocol: an atomic max on a key and an atomic add on a count, side by side, polled together by one 16-byte load.
+//
+// It leans on two properties of sm_90 that PTX does not promise: that the 16-byte load sees both halves at one moment, and that one thread's two
+// reductions on one 32-byte sector are performed in order. `Mailboxes` needs neither and costs about 0.25 us a step more (H200).
+//
+// Every step of a launch has its own pair, in the bank of the launch's parity; the launch clears the other bank, which nobody uses until the
+// next launch. So no pair is ever reused while somebody may still read it, and nothing can wrap.
+template <int kMaxCtas>
+struct KeyCountPair {
+  static_assert(kMaxCtas <= 256, "eight bits of a key hold the inverted CTA");
+  static constexpr int kStride = 16;  // words: a 128-byte line a pair
+  static constexpr int kBank = kMaxSteps * kStride;
+
+  uint64_t* words;
+  uint32_t round;
+  uint32_t ctas;
+
+  __device__ uint64_t* pair(int step) const { return words + (round & 1) * kBank + step * kStride; }
+
+  __device__ void begin() const {
+    static_assert(kMaxSteps == 32, "one lane clears one pair");
+    if (blockIdx.x > 0) return;
+    uint64_t* other = words + (~round & 1) * kBank + threadIdx.x % 32 * kStride;
+    other[0] = other[1] = 0;
+    prefetch_l2(pair(0));
+  }
+
+  __device__ void post(int step, uint32_t key) const {
+    if (threadIdx.x % 32) return;
+    const uint64_t entry = static_cast<uint64_t>(key_order(key)) << 24 | static_cast<uint64_t>(255 - blockIdx.x) << 16 | (key & 0xFFFF);
+    red_max_relaxed(pair(step), entry);
+    red_add_relaxed(pair(step) + 1, 1);
+    if (blockIdx.x == 0 && step + 1 < kMaxSteps) prefetch_l2(pair(step + 1));  // cold L2: the next pair must not come from HBM
+  }
+
+  template <class Leads>
+  __device__ Winner wait(int step, Leads leads) const {
+    uint64_t key, arrived, leader = 0;
+    Winner winner{};
+    [[maybe_unused]] int polls = 0;
+    do {
+      WTS_COUNT_POLL(polls, step)
+      load_relaxed_x2(pair(step), key, arrived);
+      if (key != leader) {
+        leader = key;
+        winner = {255 - static_cast<uint32_t>(key >> 16 & 255), key_row(static_cast<uint32_t>(key))};
+        leads(winner);
+      }
+    } while (static_cast<uint32_t>(arrived) < ctas);
+    return winner;
+  }
+};
+
+// Mailboxes: every CTA writes its key, tagged with round and step, into `kCopies` boxes and polls one of them. A word is one 8-byte relaxed
+// store and says itself whether it has arrived: nothing beyond the PTX memory model is promised. Two boxes in turn are enough: a CTA posts
+// step s + 2 only after it has every word of s + 1, and those are posted only by CTAs that have finished reading s.
+template <int kMaxCtas>
+struct Mailboxes {
+  static_assert(kMaxCtas <= 256, "eight bits of the reduction hold the inverted CTA");
+  static constexpr int kCopies = 33;                        // 1 copy: 3.9 us a step, 8: 3.4, 33: 3.3, 132: 3.4 (an early version of the walk)
+  static constexpr int kSlots = (kMaxCtas + 15) / 16 * 16;  // whole 128-byte lines
+  static constexpr int kPairs = (kMaxCtas / 2 + 31) / 32;   // 16-byte loads a lane polls
+
+  uint64_t* words;
+  uint32_t round;
+  uint32_t ctas;
+
+  __device__ uint64_t* box(int step, int copy) const { return words + ((step & 1) * kCopies + copy) * kSlots; }
+  __device__ uint32_t tag(int step) const { return round * kMaxSteps + step + 1; }
+
+  __device__ void begin() const {}
+
+  __device__ void post(int step, uint32_t key) const {
+    for (int copy = threadIdx.x % 32; copy < kCopies; copy += 32) store_relaxed(box(step, copy) + blockIdx.x, static_cast<uint64_t>(tag(step)) << 32 | key);
+  }
+
+  template <class Leads>
+  __device__ Winner wait(int step, Leads leads) const {
+    const int lane = threadIdx.x % 32;
+    const uint64_t* mine = box(step, blockIdx.x % kCopies);
+    uint32_t best = 0, slot = 0;
+    bool pending = true;
+    [[maybe_unused]] int polls = 0;
+    while (__any_sync(~0u, pending)) {
+      WTS_COUNT_POLL(polls, step)
+      pending = false;
+      best = slot = 0;
+      uint64_t word[2 * kPairs] = {};
+#pragma unroll
+      for (int i = 0; i < kPairs; i++)
+        if (const uint32_t first = 2 * (lane + 32 * i); first < ctas) load_relaxed_x2(mine + first, word[2 * i], word[2 * i + 1]);
+#pragma unroll
+      for (int i = 0; i < 2 * kPairs; i++) {  // rising slots, so a strict comparison keeps the lowest CTA of equal logits
+        const uint32_t sender = 2 * (lane + 32 * (i / 2)) + i % 2, key = static_cast<uint32_t>(word[i]);
+        pending |= sender < ctas && static_cast<uint32_t>(word[i] >> 32) != tag(step);
+        if (sender < ctas && key_order(key) > key_order(best)) best = key, slot = sender;
+      }
+    }
+    const uint32_t won = 255 - (__reduce_max_sync(~0u, key_order(best) << 8 | (255 - slot)) & 255);
+    const Winner winner{won, key_row(__shfl_sync(~0u, best, won / 2 % 32))};
+    leads(winner);
+    return winner;
+  }
+};
+
+}  // namespace wts

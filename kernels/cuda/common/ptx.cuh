@@ -1,0 +1,93 @@
+// PTX that CCCL has no function for: one instruction a function, with its PTX ISA section. Everything else goes through cuda::ptx.
+#pragma once
+#include <cuda/std/cstdint>
+
+namespace wts {
+using cuda::std::int32_t;
+using cuda::std::int64_t;
+using cuda::std::uint16_t;
+using cuda::std::uint32_t;
+using cuda::std::uint64_t;
+using cuda::std::uint8_t;
+
+__device__ inline uint32_t smem_address(const void* pointer) { return static_cast<uint32_t>(__cvta_generic_to_shared(pointer)); }
+
+// 9.7.14.5: D[16,8] += A[16,32] B[32,8], int8 in, int32 out. Not volatile: independent chains may interleave.
+__device__ inline void mma_s8(int32_t (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+
+// 9.7.14.5: D[16,8] += A[16,16] B[16,8], bf16 in, fp32 out.
+__device__ inline void mma_bf16(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+
+// 9.7.13.1: named barriers split into arrival and wait, so that seven warps need not wait for the eighth's exchange twice.
+__device__ inline void barrier_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+__device__ inline void barrier_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+
+// 9.7.9.25.3.1: 16 or 4 bytes from global to shared memory without a register; .cg keeps them out of L1.
+__device__ inline void copy_async_16(void* shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(smem_address(shared)), "l"(global) : "memory");
+}
+__device__ inline void copy_async_4(void* shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(smem_address(shared)), "l"(global) : "memory");
+}
+__device__ inline void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// 9.7.9.15: start bringing a line into L2.
+__device__ inline void prefetch_l2(const void* global) { asm volatile("prefetch.global.L2 [%0];" ::"l"(global)); }
+
+// 9.7.9.8: a streaming 16-byte load that leaves no trace in L1: weights are read once.
+__device__ inline uint4 load_once(const uint4* global) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(global));
+  return v;
+}
+
+// 9.7.9.18: an L2 policy that keeps this share of the lines it is used for (evict_last) and lets the others pass (evict_first).
+__device__ inline uint64_t l2_policy(float kept) {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_last.L2::evict_first.b64 %0, %1;" : "=l"(policy) : "f"(kept));
+  return policy;
+}
+
+// 9.7.9.8: as load_once, under an L2 policy.
+__device__ inline uint4 load_with_policy(const uint4* global, uint64_t policy) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0,%1,%2,%3}, [%4], %5;"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(global), "l"(policy));
+  return v;
+}
+
+// 9.7.9.8: two 8-byte words, each single-copy atomic, neither ordered with the other.
+__device__ inline void load_relaxed_x2(const uint64_t* global, uint64_t& a, uint64_t& b) {
+  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0,%1}, [%2];" : "=l"(a), "=l"(b) : "l"(global) : "memory");
+}
+// 9.7.9.8: four 4-byte words, each single-copy atomic, none ordered with another.
+__device__ inline uint4 load_relaxed_x4(const uint32_t* global) {
+  uint4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(global) : "memory");
+  return v;
+}
+// 9.7.9.12
+__device__ inline void store_relaxed(uint32_t* global, uint32_t value) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(global), "r"(value) : "memory");
+}
+__device__ inline void store_relaxed(uint64_t* global, uint64_t value) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(global), "l"(value) : "memory");
+}
+// 9.7.13.8: a reduction without an answer.
+__device__ inline void red_max_relaxed(uint64_t* global, uint64_t value) {
+  asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;" ::"l"(global), "l"(value) : "memory");
+}
+__device__ inline void red_add_relaxed(uint64_t* global, uint64_t value) {
+  asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(global), "l"(value) : "memory");
+}
+
+}  // namespace wts

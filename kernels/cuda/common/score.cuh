@@ -1,0 +1,33 @@
+// Corrected logits from a tile's accumulators, in the rounding rules of kernels/reference.py.
+#pragma once
+#include <cuda_bf16.h>
+
+#include "common/key.cuh"
+
+namespace wts {
+
+// bf16 is the upper half of an fp32.
+__device__ inline float widen(uint16_t bf16_bits) { return __uint_as_float(static_cast<uint32_t>(bf16_bits) << 16); }
+
+// Two fp32 to bf16 (nearest even) and back, in one conversion.
+__device__ inline void round_bf16(float& low, float& high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  const uint32_t bits = *reinterpret_cast<const uint32_t*>(&pair);
+  low = __uint_as_float(bits << 16);
+  high = __uint_as_float(bits & 0xFFFF0000u);
+}
+
+// Rule INT8: base + (row scale * latent scale) * sum, sum = 256 hi + lo, every fp32 operation rounded on its own (never fused), so that
+// torch, numpy and this kernel give the same bits. The caller rounds to bf16.
+__device__ inline float score_int8(float base, float row_scale, float latent_scale, int32_t sum) {
+  return __fadd_rn(base, __fmul_rn(__fmul_rn(row_scale, latent_scale), __int2float_rn(sum)));
+}
+
+// Rule TWICE: the fp32 bias is rounded to bf16, then the sum (by the caller).
+__device__ inline void score_twice(float& low, float& high, float base_low, float base_high) {
+  round_bf16(low, high);
+  low = __fadd_rn(base_low, low);
+  high = __fadd_rn(base_high, high);
+}
+
+}  // namespace wts

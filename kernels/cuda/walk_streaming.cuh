@@ -1,0 +1,138 @@
+// A whole walk in one launch that keeps nothing on chip: W2 comes from L2 or HBM again at every step. The fusion-only arm, beside which the
+// gain of residency shows. Batch 1, greedy; int8 weights in the rule INT8 or bf16 weights in the rule TWICE.
+//
+// Weights do not depend on the token, so each warp keeps `depth` loads of 4 KB in flight through the exchange and into the next step.
+#pragma once
+#include <cuda/std/type_traits>
+
+#include "common/base.cuh"
+#include "common/latent.cuh"
+#include "common/score.cuh"
+#include "common/walk_loop.cuh"
+
+namespace wts {
+
+struct StreamingShape {
+  bool bf16;  // weights: bf16, else int8
+  int warps;
+  int tiles;  // 16-row tiles a warp scores at every step
+  int depth;         // 4 KB units in flight a warp; divides `tiles`, at most 4
+  int kept_percent;  // of W2 that L2 is asked to keep from step to step
+  int max_ctas;
+  bool clocks;
+};
+
+template <StreamingShape S>
+struct Streaming {
+  static constexpr int kThreads = 32 * S.warps;
+  static constexpr int kRows = S.warps * S.tiles * 16;
+  static constexpr int kUnitsPerTile = S.bf16 ? 2 : 1;  // a unit is 16 rows x 256 bytes: 8 MMA k-steps
+  static constexpr int kUnits = S.tiles * kUnitsPerTile;
+  static constexpr int kBatch = S.depth;                // tiles whose results a lane quad shares out; the ring's slots are the same in every batch
+  static_assert(kBatch <= 4 && S.tiles % kBatch == 0);
+  using Latent = cuda::std::conditional_t<S.bf16, LatentBf16, LatentInt8>;
+  using Sum = cuda::std::conditional_t<S.bf16, float, int32_t>;
+
+  struct Smem {
+    alignas(16) uint8_t latent[Latent::kSmemBytes];
+    alignas(16) float row_scale[kRows];
+    LoopState shared;
+    alignas(16) uint16_t base[kRows];  // of step 0; the other steps follow, [steps, kRows] in all
+  };
+
+  const Params& p;
+  Smem& smem;
+  LoopState& shared;
+  const Latent latent;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const uint4* weights = p.weights + static_cast<int64_t>(blockIdx.x * S.warps + warp) * kUnits * 256 + lane;
+  const uint64_t policy = l2_policy(S.kept_percent / 100.0f);
+  uint4 ring[S.depth][8];
+
+  // Unit `unit` of a step, or of the next one, into its ring slot.
+  __device__ void refill(int slot, int unit) {
+    const uint4* source = weights + (unit < kUnits ? unit : unit - kUnits) * 256;
+#pragma unroll
+    for (int k = 0; k < 8; k++) ring[slot][k] = load_with_policy(source + k * 32, policy);
+  }
+
+  __device__ void load() {
+#pragma unroll
+    for (int unit = 0; unit < S.depth; unit++) refill(unit, unit);
+    fetch_base(smem.base, p, kRows, threadIdx.x, kThreads);
+    if constexpr (!S.bf16)
+      for (int i = threadIdx.x; i < kRows / 4; i += kThreads) copy_async_16(smem.row_scale + 4 * i, p.row_scale + blockIdx.x * kRows + 4 * i);
+    copy_async_wait();
+    __syncthreads();
+  }
+
+  // The better of the two rows `row` and `row + 8` of a tile.
+  __device__ Candidate offer(int step, int row, const Sum (&d)[4]) const {
+    const uint16_t* base = smem.base + step * kRows + row;
+    float low, high;
+    if constexpr (S.bf16) {
+      low = d[0], high = d[2];
+      score_twice(low, high, widen(base[0]), widen(base[8]));
+    } else {
+      const float latent_scale = latent.scale(shared.latent_slot);
+      low = score_int8(widen(base[0]), smem.row_scale[row], latent_scale, d[0] * 256 + d[1]);
+      high = score_int8(widen(base[8]), smem.row_scale[row + 8], latent_scale, d[2] * 256 + d[3]);
+    }
+    round_bf16(low, high);
+    return Candidate::better(Candidate::of(low, row), Candidate::of(high, row + 8));
+  }
+
+  // The sums of tile `j` of the batch that starts with unit `first`. Its units are consumed and their slots refilled with what comes `depth` units
+  // later, in this step or the next.
+  __device__ void tile(Sum (&d)[4], int first, int j, const uint4* chunks) {
+    Sum odd[4] = {};  // two chains, so that an MMA need not wait for the one before it
+#pragma unroll
+    for (int half = 0; half < kUnitsPerTile; half++) {
+      const int unit = j * kUnitsPerTile + half, slot = unit % S.depth;
+#pragma unroll
+      for (int k = 0; k < 8; k++) {
+        const uint4 b = chunks[(half * 4 + k / 2) * 4];
+        const uint32_t b0 = k % 2 ? b.z : b.x, b1 = k % 2 ? b.w : b.y;
+        if constexpr (S.bf16) mma_bf16(k % 2 ? odd : d, ring[slot][k], b0, b1);
+        else mma_s8(k % 2 ? odd : d, ring[slot][k], b0, b1);
+      }
+      refill(slot, first + unit + S.depth);
+    }
+#pragma unroll
+    for (int e = 0; e < 4; e++) d[e] += odd[e];
+  }
+
+  // This thread's best row of the step. Every row of the CTA is some thread's.
+  __device__ Candidate score(int step) {
+    const uint4* chunks = latent.chunks(shared.latent_slot);
+    const int mine = min(t, kBatch - 1);  // all columns (int8: all pairs of columns) are alike, so lane t takes tile t of a batch
+    int row = (warp * S.tiles + mine) * 16 + g;
+    Candidate best{kMinusInfinity, static_cast<uint32_t>(row)};
+    int units = kUnits;
+    if constexpr (!S.bf16) asm("" : "+r"(units));  // hides the bound: a single batch, unrolled into the step loop, hoists every latent chunk and spills 192 bytes
+#pragma unroll 1
+    for (int first = 0; first < units; first += kBatch * kUnitsPerTile, row += kBatch * 16) {
+      Sum d[kBatch][4] = {}, sums[4];
+#pragma unroll
+      for (int j = 0; j < kBatch; j++) tile(d[j], first, j, chunks);
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        sums[e] = d[0][e];
+#pragma unroll
+        for (int j = 1; j < kBatch; j++) sums[e] = mine == j ? d[j][e] : sums[e];
+      }
+      best = Candidate::better(best, offer(step, row, sums));
+    }
+    return best;
+  }
+};
+
+template <StreamingShape S, template <int> class Exchange>
+__device__ void walk_streaming(const Params& p) {
+  extern __shared__ __align__(128) uint8_t dynamic_smem[];
+  auto& smem = *reinterpret_cast<typename Streaming<S>::Smem*>(dynamic_smem);
+  Streaming<S> engine{p, smem, smem.shared, {smem.latent}};
+  walk_loop<S.clocks, Exchange<S.max_ctas>>(engine, p);
+}
+
+}  // namespace wts

@@ -1,0 +1,96 @@
+"""The only user of the CUDA driver API: load a kernel, ask what fits, launch it."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from kernels.build import Kernel
+from kernels.walk import Unsupported
+
+
+class LaunchError(RuntimeError):
+    """The driver refused a call. The message names the call and the driver's own word for the error."""
+
+
+def _driver() -> Any:
+    from cuda.bindings import driver
+
+    return driver
+
+
+def _checked(call: str, result: tuple) -> Any:
+    code, *values = result
+    if int(code) != 0:
+        driver = _driver()
+        _, text = driver.cuGetErrorString(code)
+        raise LaunchError(f"{call}: {text.decode() if text else code!r}")
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+@cache
+def _load(cubin: bytes, entry: bytes) -> Any:
+    """The function handle of `entry`, loaded once a process into torch's (primary) context."""
+    import torch
+
+    torch.cuda.current_stream().synchronize()  # makes the primary context current
+    driver = _driver()
+    module = _checked("cuModuleLoadData", driver.cuModuleLoadData(cubin))
+    return _checked("cuModuleGetFunction", driver.cuModuleGetFunction(module, entry))
+
+
+@dataclass(frozen=True)
+class LaunchShape:
+    """How a kernel is launched: CTAs, threads per CTA, dynamic shared memory, and whether all CTAs must be resident together."""
+
+    ctas: int
+    threads: int
+    dynamic_smem_bytes: int = 0
+    cooperative: bool = False
+
+
+class Function:
+    """A loaded kernel with a fixed launch shape. Construction checks that the grid fits the device as it is now."""
+
+    def __init__(self, kernel: Kernel, shape: LaunchShape) -> None:
+        driver = _driver()
+        self.shape = shape
+        self._handle = _load(kernel.cubin, kernel.entry.encode())
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        _checked("cuFuncSetAttribute", driver.cuFuncSetAttribute(self._handle, attribute, shape.dynamic_smem_bytes))
+        if shape.cooperative:
+            self._check_resident(kernel)
+        self._config = driver.CUlaunchConfig()
+        self._config.gridDimX, self._config.gridDimY, self._config.gridDimZ = shape.ctas, 1, 1
+        self._config.blockDimX, self._config.blockDimY, self._config.blockDimZ = shape.threads, 1, 1
+        self._config.sharedMemBytes = shape.dynamic_smem_bytes
+        if shape.cooperative:
+            cooperative = driver.CUlaunchAttribute()
+            cooperative.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+            cooperative.value.cooperative = 1
+            self._config.attrs, self._config.numAttrs = [cooperative], 1
+
+    def _check_resident(self, kernel: Kernel) -> None:
+        import torch
+
+        driver = _driver()
+        per_sm = _checked(
+            "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+            driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self._handle, self.shape.threads, self.shape.dynamic_smem_bytes),
+        )
+        sms = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+        if per_sm * sms < self.shape.ctas:
+            raise Unsupported(
+                f"{kernel.entry} needs {self.shape.ctas} CTAs resident at once; this GPU holds {per_sm} a SM on {sms} SMs "
+                f"({kernel.registers} registers x {self.shape.threads} threads, {self.shape.dynamic_smem_bytes} bytes of shared memory)."
+            )
+
+    def launch(self, params: ctypes.Structure) -> None:
+        """Enqueue on torch's current stream. `params` is copied by the driver before this returns."""
+        import torch
+
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(params))
+        self._config.hStream = torch.cuda.current_stream().cuda_stream
+        _checked("cuLaunchKernelEx", _driver().cuLaunchKernelEx(self._config, self._handle, ctypes.addressof(pointers), 0))

@@ -1,0 +1,1 @@
+"""One file a head: its weights and its exact reference step."""

@@ -1,0 +1,116 @@
+"""A persistent walk, ready to launch: a loaded kernel, its packed weights and the state that outlives its launches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from kernels.admission import admit_head, admit_limits, admit_walk
+from kernels.build import Kernel
+from kernels.device import DeviceSpec
+from kernels.driver import Function, LaunchShape
+from kernels.heads.markov import MarkovHead
+from kernels.params import Params
+from kernels.placement import RANK
+from kernels.walk import Draft, Head, Limits, Resources, Unsupported, WalkInputs
+
+MAX_STEPS = 32  # kMaxSteps of kernels/cuda/common/exchange.cuh
+EXCHANGES = {"pair": "KeyCountPair", "mailboxes": "Mailboxes"}  # option -> template of exchange.cuh
+_EXCHANGE_WORDS = 2 * 33 * 160  # the larger state of the two, on up to 160 CTAs
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A head as a kernel reads it. row_scale is None for bf16 weights."""
+
+    packed: Tensor
+    latents: Tensor
+    row_scale: Tensor | None
+    latent_vocab: int
+
+
+@dataclass(frozen=True)
+class PersistentWalk:
+    """One launch a walk. Owns the exchange's mailboxes and launch counter, so launches must follow one another on a stream."""
+
+    name: str
+    head: Head
+    limits: Limits
+    weights: Weights
+    function: Function
+    resources: Resources
+    clocks: Tensor | None
+    mail: Tensor = field(init=False)
+    round: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        device = self.weights.packed.device
+        object.__setattr__(self, "mail", torch.zeros(_EXCHANGE_WORDS, dtype=torch.int64, device=device))
+        object.__setattr__(self, "round", torch.zeros(1, dtype=torch.int32, device=device))
+
+    def launch(self, inputs: WalkInputs, out: Draft) -> None:
+        """Enqueue the walk of the one request in `inputs`."""
+        admit_walk(self.name, inputs, out, self.limits, self.head)
+        weights, scale, clocks = self.weights, self.weights.row_scale, self.clocks
+        self.function.launch(
+            Params(
+                weights=weights.packed.data_ptr(),
+                row_scale=0 if scale is None else scale.data_ptr(),
+                latents=weights.latents.data_ptr(),
+                base=inputs.base_logits.data_ptr(),
+                anchor=inputs.anchor.data_ptr(),
+                tokens=out.tokens.data_ptr(),
+                mail=self.mail.data_ptr(),
+                round=self.round.data_ptr(),
+                clocks=0 if clocks is None else clocks.data_ptr(),
+                base_step_stride=inputs.base_logits.stride(1),
+                vocab=self.head.vocab,
+                latent_vocab=weights.latent_vocab,
+                steps=inputs.steps,
+            )
+        )
+
+    def step_cycles(self) -> Tensor:
+        """[max_steps + 1] int64 SM cycles of CTA 0, see `kernels.walk.ClockedWalk`; needs the option clocks=true."""
+        if self.clocks is None:
+            raise ValueError(f"{self.name} was prepared without in-kernel clocks; pass backend.options.clocks=true.")
+        return self.clocks
+
+
+def admit(name: str, head: Head, limits: Limits, device: DeviceSpec) -> MarkovHead:
+    """The head of a batch-1 greedy Hopper walk, or Unsupported with the backend that would serve it."""
+    markov = admit_head(name, head, MarkovHead)
+    admit_limits(name, limits, sampling=False)
+    if limits.max_batch > 1:
+        raise Unsupported(f"{name} walks one request at a time; got max_batch {limits.max_batch}; backend=sglang_greedy serves batches.")
+    if limits.max_steps > MAX_STEPS:
+        raise Unsupported(f"{name} walks up to {MAX_STEPS} steps a launch; got max_steps {limits.max_steps}; backend=sglang_greedy serves any.")
+    if markov.rank != RANK:
+        raise Unsupported(f"{name} serves rank {RANK} only; got rank {markov.rank}; backend=sglang_greedy serves every rank.")
+    if device.arch != "sm_90a":
+        raise Unsupported(f"{name} needs sm_90a; device={device.name} is {device.arch}.")
+    return markov
+
+
+def entry_source(header: str, entry: str, threads: int, shape: str, exchange: str, spin_limit: int) -> str:
+    """The one translation unit of a walk kernel: a template of `header` with its shape, behind an extern "C" entry."""
+    guard = f"#define WTS_SPIN_LIMIT {spin_limit}\n" if spin_limit else ""
+    return (
+        f'{guard}#include "{header}"\n'
+        f'extern "C" __global__ void __launch_bounds__({threads}, 1) {entry}(const __grid_constant__ wts::Params p) {{\n'
+        f"  wts::{entry}<{shape}, wts::{EXCHANGES[exchange]}>(p);\n}}\n"
+    )
+
+
+def cpp(**fields: int | bool) -> str:
+    """Designated initializers of a Shape: .tiles_rf = 6, .clocks = false."""
+    return ", ".join(f".{name} = {str(value).lower()}" for name, value in fields.items())
+
+
+def load(kernel: Kernel, shape: LaunchShape) -> Function:
+    """The kernel on the GPU; Unsupported where there is none."""
+    if not torch.cuda.is_available():
+        raise Unsupported(f"running a {kernel.arch} kernel needs a CUDA GPU and this machine has none; send a plan to a GPU machine (make help).")
+    return Function(kernel, shape)

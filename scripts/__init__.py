@@ -1,0 +1,1 @@
+"""Errands around the suite. Nothing imports this room."""

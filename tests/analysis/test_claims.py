@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from analysis.answer import Answer, answer_all, newest_runs
+from analysis.bootstrap import Estimate
+from analysis.claim import CLAIMS, Claim, InvalidClaim, Verdict, load_claims
+from analysis.claims import main
+from tests.data import make_runs
+from tests.data.make_runs import TRUTH
+
+REQUIRED = {
+    "walk.v152k.g7.bs1.greedy": 37,
+    "walk.v152k.g16.bs1.greedy": 62,
+    "slope.resident.v152k": 2.73,
+    "slope.streaming.v152k": None,
+    "slope.folded.v152k": 44.0,
+    "entry.resident.v152k": 17.9,
+    "speedup.v152k.g7": 8.9,
+    "speedup.v152k.g16": 12.0,
+    "speedup_fastest.v152k.g16": 11.6,
+}
+
+
+def _answers(root: Path) -> dict[str, Answer]:
+    book = load_claims()
+    return {answer.claim.id: answer for answer in answer_all(book, newest_runs(book, root))}
+
+
+def _time(variant: str, steps: int) -> float:
+    entry, slope = TRUTH[variant]
+    return entry + slope * steps
+
+
+def test_the_required_claims_state_the_papers_values() -> None:
+    values = {claim.id: claim.value for claim in load_claims().claims}
+    assert {name: values[name] for name in REQUIRED} == REQUIRED
+
+
+def test_answers_are_the_known_lines(results: Path) -> None:
+    answers = _answers(results)
+    expected = {
+        "walk.v152k.g7.bs1.greedy": _time("resident", 7),
+        "walk.v152k.g16.bs1.greedy": _time("resident", 16),
+        "slope.resident.v152k": TRUTH["resident"][1],
+        "slope.streaming.v152k": TRUTH["streaming_int8"][1],
+        "slope.folded.v152k": TRUTH["sglang_folded"][1],
+        "entry.resident.v152k": TRUTH["resident"][0],
+        "speedup.v152k.g7": _time("sglang_folded", 7) / _time("resident", 7),
+        "speedup.v152k.g16": _time("sglang_folded", 16) / _time("resident", 16),
+        "speedup_fastest.v152k.g16": _time("vllm_addmm", 16) / _time("resident", 16),
+    }
+    for name, value in expected.items():
+        answer = answers[name]
+        assert answer.ours is not None
+        assert answer.ours.value == pytest.approx(value, rel=0.02), name
+        assert answer.ours.low <= answer.ours.value <= answer.ours.high
+        assert (answer.run_id, answer.hardware, answer.claim.hardware) == ("20260101T000000Z-h200-00000000", "NVIDIA H200", "H100")
+    fast = answers["walk.v152k.g7.bs1.greedy"]
+    assert fast.ours is not None
+    assert fast.ratio == pytest.approx(fast.ours.value / 37)
+    assert fast.verdict == Verdict.BETTER
+    assert fast.as_json()["goal_met"] is True
+
+
+def test_a_slow_walk_falls_short_and_misses_its_goal(tmp_path: Path) -> None:
+    make_runs.step_slope(tmp_path, TRUTH | {"resident": (20.0, 9.5)})
+    answers = _answers(tmp_path)
+    for name in (
+        "walk.v152k.g7.bs1.greedy",
+        "slope.resident.v152k",
+        "entry.resident.v152k",
+        "speedup.v152k.g16",
+        "speedup_fastest.v152k.g16",
+    ):
+        assert answers[name].verdict == Verdict.SHORT, name
+        assert answers[name].as_json()["goal_met"] is False
+    # streaming is now faster than "resident", so the claim that residency saves something falls too
+    assert answers["slope.streaming.v152k"].verdict == Verdict.SHORT
+    assert answers["slope.streaming_bf16.v152k"].verdict == Verdict.REPRODUCED
+
+
+@pytest.mark.parametrize(
+    ("better", "ours", "verdict"),
+    [
+        ("lower", (90, 89, 91), Verdict.BETTER),
+        ("lower", (94, 90, 101), Verdict.REPRODUCED),  # the interval reaches past the paper's value
+        ("lower", (97, 96, 98), Verdict.REPRODUCED),
+        ("lower", (104, 103, 105), Verdict.REPRODUCED),
+        ("lower", (106, 105, 107), Verdict.SHORT),
+        ("higher", (110, 109, 111), Verdict.BETTER),
+        ("higher", (106, 99, 112), Verdict.REPRODUCED),
+        ("higher", (96, 95, 97), Verdict.REPRODUCED),
+        ("higher", (94, 93, 95), Verdict.SHORT),
+        ("higher", (110, float("nan"), float("nan")), Verdict.BETTER),
+    ],
+)
+def test_the_verdict_follows_the_tolerance(better: str, ours: tuple[float, float, float], verdict: Verdict) -> None:
+    claim = Claim("a", "S0", "", 100.0, "us", "H100", better=better, tolerance=0.05)
+    assert claim.judge(Estimate(*ours)) == verdict
+
+
+def test_without_records_nothing_is_claimed(tmp_path: Path) -> None:
+    answers = _answers(tmp_path)
+    assert {answer.verdict for answer in answers.values()} == {Verdict.NOT_MEASURED, Verdict.OTHER_HARDWARE}
+    assert all(answer.ours is None for answer in answers.values())
+    assert answers["slope.resident_bf16.v152k.b200"].verdict == Verdict.OTHER_HARDWARE
+    assert answers["walk.v248k.g15.bs1"].verdict == Verdict.NOT_MEASURED
+    assert "device=h200" in answers["walk.v152k.g7.bs1.greedy"].reason
+
+
+def test_records_of_another_gpu_do_not_answer(tmp_path: Path) -> None:
+    make_runs.write_run(
+        tmp_path,
+        "step_slope",
+        make_runs.step_slope_tables(),
+        run_id="20260101T000000Z-b200-0",
+        device={"spec": "b200", "name": "NVIDIA B200"},
+    )
+    assert _answers(tmp_path)["walk.v152k.g7.bs1.greedy"].verdict == Verdict.NOT_MEASURED
+
+
+def test_a_missing_arm_leaves_its_ratio_unmeasured(tmp_path: Path) -> None:
+    make_runs.step_slope(tmp_path, {name: line for name, line in TRUTH.items() if name != "vllm_addmm"})
+    answers = _answers(tmp_path)
+    assert answers["speedup_fastest.v152k.g16"].verdict == Verdict.NOT_MEASURED
+    assert answers["speedup.v152k.g16"].ours is not None
+
+
+def test_json_has_every_claim_with_its_keys(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--json", "--results", str(results)]) == 0
+    answers = json.loads(capsys.readouterr().out)
+    assert [answer["id"] for answer in answers] == [claim.id for claim in load_claims().claims]
+    assert all({"id", "source", "paper", "ours", "unit", "ratio", "verdict", "run_id", "interval"} <= set(answer) for answer in answers)
+
+
+def test_the_table_shows_both_gpus_and_the_second_estimate(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--results", str(results)]) == 0
+    text = capsys.readouterr().out
+    row = next(line for line in text.splitlines() if line.startswith("slope.resident.v152k"))
+    for part in ("2.73 µs/step", "H100", "NVIDIA H200", "≤ 2.5, met", "better"):
+        assert part in row
+    assert "by in-kernel clocks: they agree within 10%" in text
+
+
+README = """# Title
+A call takes <!-- claims:walk.v152k.g7.bs1.greedy --><!-- /claims -->; the paper says 37 µs and 8.9×.
+<!-- claims:summary --><!-- /claims -->
+<!-- claims:slopes --><!-- /claims -->
+From <!-- claims:record --><!-- /claims -->.
+"""
+REPORT = "A call takes /* claims:walk.v152k.g16.bs1.greedy *//* /claims */.\n"
+
+
+@pytest.fixture
+def documents(tmp_path: Path, results: Path) -> tuple[list[str], Path]:
+    """A README and a report rendered from the fixture runs, and the arguments that check them."""
+    readme, report = tmp_path / "README.md", tmp_path / "report.typ"
+    readme.write_text(README)
+    report.write_text(REPORT)
+    arguments = ["--results", str(results), "--documents", str(readme), str(report)]
+    assert main(["--write", *arguments]) == 0
+    return arguments, readme
+
+
+def test_written_documents_hold_our_numbers_and_verify(documents: tuple[list[str], Path]) -> None:
+    arguments, readme = documents
+    text = readme.read_text()
+    assert "takes <!-- claims:walk.v152k.g7.bs1.greedy -->31.8 µs<!-- /claims -->" in text
+    assert "| resident slope | 2.73 µs/step |" in text
+    assert "| resident | 2.4" in text
+    assert "step_slope/20260101T000000Z-h200-00000000 (NVIDIA H200)" in text
+    assert "53.8 µs" in readme.with_name("report.typ").read_text()
+    assert main(["--verify", *arguments]) == 0
+    assert main(["--write", *arguments]) == 0
+    assert readme.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "words"),
+    [
+        ("-->31.8 µs<", "-->21.7 µs<", "block walk.v152k.g7.bs1.greedy says '21.7 µs' but the records say '31.8 µs'"),
+        ("2.73 µs/step | 2.4", "2.73 µs/step | 1.4", "block summary says"),
+        ("# Title", "# A walk in 20.1 µs", "'20.1 µs' stands outside a claims block"),
+        ("and 8.9×", "and 19.9×", "'19.9×' stands outside a claims block"),
+    ],
+)
+def test_a_planted_wrong_number_turns_verify_red(
+    documents: tuple[list[str], Path], capsys: pytest.CaptureFixture[str], right: str, wrong: str, words: str
+) -> None:
+    arguments, readme = documents
+    assert readme.read_text().count(right) == 1
+    readme.write_text(readme.read_text().replace(right, wrong))
+    assert main(["--verify", *arguments]) == 1
+    assert words in capsys.readouterr().err
+
+
+def test_records_that_changed_turn_verify_red(
+    documents: tuple[list[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments, _ = documents
+    other = tmp_path / "other"
+    make_runs.step_slope(other, TRUTH | {"resident": (16.0, 2.6)})
+    assert main(["--verify", "--results", str(other), *arguments[2:]]) == 1
+    assert "but the records say '34." in capsys.readouterr().err
+    assert main(["--verify", "--results", str(tmp_path / "none"), *arguments[2:]]) == 1
+
+
+def test_a_corrupt_record_and_an_unknown_block_stop_the_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = make_runs.step_slope(tmp_path)
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- claims:no.such.claim --><!-- /claims -->")
+    assert main(["--verify", "--results", str(tmp_path), "--documents", str(readme)]) == 1
+    assert "no.such.claim" in capsys.readouterr().err
+    (path / "samples.parquet").write_bytes(b"")
+    assert main(["--verify", "--results", str(tmp_path), "--documents"]) == 1
+    assert "was altered" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"vlaue": 3}, "unknown key 'vlaue'"),
+        ({"better": "faster"}, "better='faster'"),
+        ({"source": "S9"}, "source 'S9'"),
+        ({"value": None}, "states no value"),
+        ({"query": {"measure": "mean", "variant": "resident"}}, "measure='mean'"),
+        ({"query": {"variant": "resident"}}, "incomplete"),
+    ],
+)
+def test_a_wrong_claims_file_is_refused_by_key(tmp_path: Path, change: dict[str, object], words: str) -> None:
+    data = yaml.safe_load(CLAIMS.read_text())
+    data["claims"] = [data["claims"][0] | change]
+    file = tmp_path / "claims.yaml"
+    file.write_text(yaml.safe_dump(data))
+    with pytest.raises(InvalidClaim) as error:
+        load_claims(file)
+    assert words in str(error.value)
+
+
+def test_an_id_used_twice_is_refused(tmp_path: Path) -> None:
+    data = yaml.safe_load(CLAIMS.read_text())
+    data["claims"] = [data["claims"][0], data["claims"][0]]
+    file = tmp_path / "claims.yaml"
+    file.write_text(yaml.safe_dump(data))
+    with pytest.raises(InvalidClaim, match="2 claims called"):
+        load_claims(file)

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from figures.draw import draw, known_figures, main
+from tests.data import make_runs
+
+
+def test_every_figure_of_the_folder_is_known_by_its_number() -> None:
+    assert {1: "fig01_tiers", 2: "fig02_recurrence", 4: "fig04_timeline", 11: "fig11_slopes"}.items() <= known_figures().items()
+
+
+def test_all_figures_are_drawn_as_pdf_and_png(results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--results", str(results), "--output", str(tmp_path)]) == 0
+    paths = [Path(line) for line in capsys.readouterr().out.splitlines()]
+    assert sorted(path.name for path in paths) == sorted(f"{name}.{kind}" for name in known_figures().values() for kind in ("pdf", "png"))
+    for path in paths:
+        assert path.read_bytes()[:4] in (b"%PDF", b"\x89PNG")
+        assert path.stat().st_size > 5000
+
+
+def test_a_redrawn_figure_has_the_same_bytes(results: Path, tmp_path: Path) -> None:
+    first, second = (draw("fig04_timeline", results, tmp_path / name) for name in ("a", "b"))
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
+def test_missing_data_names_its_command_after_the_others_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_runs.toy_walk(tmp_path / "results")
+    assert main(["--results", str(tmp_path / "results"), "--output", str(tmp_path)]) == 1
+    out, err = capsys.readouterr()
+    assert [Path(line).name for line in out.splitlines()] == ["fig02_recurrence.pdf", "fig02_recurrence.png"]
+    assert "figure 1: " in err
+    assert "`python -m experiments.run experiment=capacity device=cpu`" in err
+    for number in (4, 11):
+        assert f"figure {number}: " in err
+    assert err.count("`python -m experiments.run experiment=step_slope device=h200`") == 2
+
+
+def test_a_corrupt_run_is_not_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = make_runs.step_slope(tmp_path / "results")
+    (path / "samples.parquet").write_bytes(b"PAR1")
+    assert main(["11", "--results", str(tmp_path / "results"), "--output", str(tmp_path)]) == 1
+    assert "samples.parquet was altered" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.p*"))
+
+
+def test_an_unknown_number_says_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["99"])
+    assert "no figure 99; there are 1, 2, " in capsys.readouterr().err
