@@ -14,8 +14,10 @@ import re
 import tempfile
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 CUDA_ROOM = Path(__file__).resolve().parent / "cuda"
 _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
@@ -77,7 +79,13 @@ def source_closure(source: str) -> str:
 
 
 def _options(arch: str) -> list[str]:
-    return [f"--gpu-architecture={arch}", "--std=c++20", "--device-as-default-execution-space", "--ptxas-options=-v", "--extra-device-vectorization"]
+    return [
+        f"--gpu-architecture={arch}",
+        "--std=c++20",
+        "--device-as-default-execution-space",
+        "--ptxas-options=-v",
+        "--extra-device-vectorization",
+    ]
 
 
 @cache
@@ -86,11 +94,13 @@ def _compiler_version() -> str:
     return "nvrtc " + ".".join(str(part) for part in _checked(nvrtc.nvrtcVersion()))
 
 
-def _nvrtc():  # noqa: ANN202 - a module
-    if find_spec("cuda") is None or find_spec("cuda.bindings") is None:
-        raise BuildError("compiling kernels needs cuda-bindings and NVRTC; install them with: pip install -e '.[gpu]'")
-    from cuda.bindings import nvrtc
-
+def _nvrtc() -> Any:
+    """The module cuda.bindings.nvrtc, proven to have its library."""
+    try:
+        nvrtc = import_module("cuda.bindings.nvrtc")
+        nvrtc.nvrtcVersion()
+    except (ImportError, RuntimeError) as error:  # no bindings, or bindings without libnvrtc
+        raise BuildError(f"compiling kernels needs cuda-bindings and NVRTC; install them with: pip install -e '.[gpu]' ({error})") from error
     return nvrtc
 
 
@@ -113,14 +123,16 @@ def include_dirs() -> list[Path]:
 
 def _compile(source: str, entry: str, arch: str, options: list[str], source_sha256: str) -> Kernel:
     nvrtc = _nvrtc()
-    (program,) = _checked(nvrtc.nvrtcCreateProgram(source.encode(), f"{entry}.cu".encode(), 0, [], []))
     flags = [*options, *(f"--include-path={path}" for path in include_dirs())]
-    (code,) = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])
-    log = _read(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).decode(errors="replace")
-    if int(code) != 0:
-        raise BuildError(f"{entry} does not compile for {arch}:\n{log.strip()}")
-    cubin = _read(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
-    nvrtc.nvrtcDestroyProgram(program)
+    (program,) = _checked(nvrtc.nvrtcCreateProgram(source.encode(), f"{entry}.cu".encode(), 0, [], []))
+    try:
+        (code,) = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])
+        log = _read(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).decode(errors="replace").strip("\0\n ")
+        if int(code) != 0:
+            raise BuildError(f"{entry} does not compile for {arch}:\n{log}")
+        cubin = _read(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
     return replace(
         _report(log, entry, arch),
         cubin=cubin,
@@ -129,16 +141,17 @@ def _compile(source: str, entry: str, arch: str, options: list[str], source_sha2
     )
 
 
-def _read(size_of, read, program) -> bytes:  # noqa: ANN001 - NVRTC's pairs of size and content calls
+def _read(size_of, read, program) -> bytes:
     (size,) = _checked(size_of(program))
-    data = b" " * size
+    data = bytes(max(size, 2))  # NVRTC writes into it, and Python shares bytes of length 0 and 1
     _checked(read(program, data))
-    return data
+    return data[:size]
 
 
 def _report(log: str, entry: str, arch: str) -> Kernel:
-    """Registers, spills and shared memory from the ptxas report of `entry`."""
-    section = log.split(f"Compiling entry function '{entry}'")[-1]
+    """Registers, spills and shared memory from the ptxas report of `entry`; a spill is a stack frame too, so the larger of the two counts."""
+    own = re.search(rf"Compiling entry function '{re.escape(entry)}'(.*?)(?=Compiling entry function|\Z)", log, re.DOTALL)
+    section = own[1] if own else ""
     used = re.search(r"Used (\d+) registers", section)
     if used is None:
         raise BuildError(f"ptxas reported nothing on {entry}; its log was:\n{log}")
@@ -161,26 +174,23 @@ def _cache_dir() -> Path:
 
 
 def _load(folder: Path) -> Kernel | None:
-    if not (folder / "kernel.json").exists():
+    """What an earlier build left, or None where that is nothing, or not whole."""
+    try:
+        cubin = (folder / "kernel.cubin").read_bytes()
+        kernel = Kernel(cubin=cubin, **json.loads((folder / "kernel.json").read_bytes()))
+    except (OSError, ValueError, TypeError):  # missing, not JSON, other fields
         return None
-    cubin = (folder / "kernel.cubin").read_bytes()
-    kernel = Kernel(cubin=cubin, **json.loads((folder / "kernel.json").read_text()))
     return kernel if hashlib.sha256(cubin).hexdigest() == kernel.cubin_sha256 else None
 
 
 def _store(folder: Path, kernel: Kernel) -> Kernel:
-    """Write the kernel beside its final place and rename it there, so that a killed build leaves nothing that loads."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    """Each file comes whole into its place, over whatever is there. The JSON names the cubin's hash, so a mixture of two builds does not load."""
+    folder.mkdir(parents=True, exist_ok=True)
     facts = asdict(kernel)
     del facts["cubin"]
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        partial = Path(scratch) / "kernel"
-        partial.mkdir()
-        (partial / "kernel.cubin").write_bytes(kernel.cubin)
-        (partial / "kernel.json").write_text(json.dumps(facts))
-        if not folder.exists():
-            try:
-                partial.rename(folder)
-            except OSError:  # another process built the same kernel first
-                pass
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        for name, data in (("kernel.cubin", kernel.cubin), ("kernel.json", json.dumps(facts).encode())):
+            partial = Path(scratch) / name
+            partial.write_bytes(data)
+            partial.replace(folder / name)
     return kernel

@@ -65,7 +65,9 @@ def check_live(spec: DeviceSpec) -> str:
     if not spec.is_cuda:
         return "cpu"
     if not torch.cuda.is_available():
-        raise Unsupported(f"device={spec.name} needs a CUDA GPU and this machine has none; use device=cpu, or send the plan to a GPU machine (make help).")
+        raise Unsupported(
+            f"device={spec.name} needs a CUDA GPU and this machine has none; use device=cpu, or send the plan to a GPU machine (make help)."
+        )
     live = torch.cuda.get_device_properties(0)
     arch = f"sm_{live.major}{live.minor}"
     if not spec.arch.startswith(arch) or spec.product not in live.name or live.multi_processor_count != spec.sms:

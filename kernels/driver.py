@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 from kernels.build import Kernel
@@ -16,9 +17,7 @@ class LaunchError(RuntimeError):
 
 
 def _driver() -> Any:
-    from cuda.bindings import driver
-
-    return driver
+    return import_module("cuda.bindings.driver")
 
 
 def _checked(call: str, result: tuple) -> Any:

@@ -86,7 +86,9 @@ def admit(name: str, head: Head, limits: Limits, device: DeviceSpec) -> MarkovHe
     if limits.max_batch > 1:
         raise Unsupported(f"{name} walks one request at a time; got max_batch {limits.max_batch}; backend=sglang_greedy serves batches.")
     if limits.max_steps > MAX_STEPS:
-        raise Unsupported(f"{name} walks up to {MAX_STEPS} steps a launch; got max_steps {limits.max_steps}; backend=sglang_greedy serves any.")
+        raise Unsupported(
+            f"{name} walks up to {MAX_STEPS} steps a launch; got max_steps {limits.max_steps}; backend=sglang_greedy serves any."
+        )
     if markov.rank != RANK:
         raise Unsupported(f"{name} serves rank {RANK} only; got rank {markov.rank}; backend=sglang_greedy serves every rank.")
     if device.arch != "sm_90a":
@@ -112,5 +114,7 @@ def cpp(**fields: int | bool) -> str:
 def load(kernel: Kernel, shape: LaunchShape) -> Function:
     """The kernel on the GPU; Unsupported where there is none."""
     if not torch.cuda.is_available():
-        raise Unsupported(f"running a {kernel.arch} kernel needs a CUDA GPU and this machine has none; send a plan to a GPU machine (make help).")
+        raise Unsupported(
+            f"running a {kernel.arch} kernel needs a CUDA GPU and this machine has none; send a plan to a GPU machine (make help)."
+        )
     return Function(kernel, shape)

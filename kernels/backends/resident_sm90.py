@@ -52,11 +52,14 @@ class ResidentSm90:
 
     def compile(self, placement: Placement, device: DeviceSpec) -> Kernel:
         """The kernel of a placement; needs no GPU."""
-        fields = cpp(
-            tiles_rf=placement.register_tiles, tiles_smem=placement.smem_tiles, max_ctas=device.sms, clocks=self.options.clocks
-        )
+        fields = cpp(tiles_rf=placement.register_tiles, tiles_smem=placement.smem_tiles, max_ctas=device.sms, clocks=self.options.clocks)
         source = entry_source(
-            "walk_resident.cuh", "walk_resident", _THREADS, f"wts::ResidentShape{{{fields}}}", self.options.exchange, self.options.spin_limit
+            "walk_resident.cuh",
+            "walk_resident",
+            _THREADS,
+            f"wts::ResidentShape{{{fields}}}",
+            self.options.exchange,
+            self.options.spin_limit,
         )
         return build(source, "walk_resident", device.arch, allow_spills=self.options.allow_spills or self.options.spin_limit > 0)
 

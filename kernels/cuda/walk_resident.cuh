@@ -1,9 +1,10 @@
 // A whole walk in one launch, int8 W2 on chip: one CTA a SM holds its rows in registers and shared memory, loads them once, and exchanges
 // one token a step. Batch 1, greedy.
 //
-// A warp's tiles in shared memory feed mma.sync through a ring of `kRing` fragments: a fragment is loaded `kRing` k-steps before its use, between
-// the MMAs of register tiles, so the shared-memory pipe (128 B a clock) and the tensor pipe work side by side. Weights do not depend on the token, so
-// the ring is full again when a step's exchange ends. (wgmma straight from shared memory reads 64 B a clock and holds the tensor pipe: slower.)
+// A warp's tiles in shared memory feed mma.sync through a ring of `kRing` fragments: a fragment is loaded `kRing` k-steps before its use,
+// between the MMAs of register tiles, so the shared-memory pipe (128 B a clock) and the tensor pipe work side by side. Weights do not
+// depend on the token, so the ring is full again when a step's exchange ends. (wgmma straight from shared memory reads 64 B a clock and
+// holds the tensor pipe: slower.)
 #pragma once
 #include <cuda/ptx>
 
@@ -24,14 +25,14 @@ struct ResidentShape {
 template <ResidentShape S>
 struct Resident {
   static constexpr int kWarps = 8, kThreads = 32 * kWarps;
-  static constexpr int kTiles = S.tiles_rf + S.tiles_smem;       // of a warp
-  static constexpr int kRows = kWarps * kTiles * 16;             // of a CTA
-  static constexpr int kSteps = kRank / 32;                                // MMA k-steps
-  static constexpr int kRing = 4;  // 6 and 8 win 30 to 80 clocks of the step and lose them to registers
-  static constexpr int kFragments = S.tiles_smem * kSteps;                 // of a warp in shared memory, 16 bytes a lane each
+  static constexpr int kTiles = S.tiles_rf + S.tiles_smem;  // of a warp
+  static constexpr int kRows = kWarps * kTiles * 16;        // of a CTA
+  static constexpr int kSteps = kRank / 32;                 // MMA k-steps
+  static constexpr int kRing = 4;                           // 6 and 8 win 30 to 80 clocks of the step and lose them to registers
+  static constexpr int kFragments = S.tiles_smem * kSteps;  // of a warp in shared memory, 16 bytes a lane each
   static constexpr int kSmemWeightBytes = kWarps * kFragments * 512;
-  // A step works through groups of up to four tiles: its share of the register tiles, then one tile from shared memory. A warp's rows are numbered in
-  // that order (kernels/placement.py, `tile_order`).
+  // A step works through groups of up to four tiles: its share of the register tiles, then one tile from shared memory. A warp's rows are
+  // numbered in that order (kernels/placement.py, `in_registers`).
   static constexpr int kNear = S.tiles_smem ? 3 : 4;  // register tiles a group holds at most
   static constexpr int kGroups = S.tiles_smem * kNear >= S.tiles_rf ? S.tiles_smem : (S.tiles_rf + kNear - 1) / kNear;
   static constexpr int first_register_tile(int group) { return group * S.tiles_rf / kGroups; }
@@ -63,9 +64,10 @@ struct Resident {
       if (threadIdx.x == 0) {
         cuda::ptx::mbarrier_init(&smem.loaded, 1);
         cuda::ptx::fence_mbarrier_init(cuda::ptx::sem_release, cuda::ptx::scope_cluster);
-        cuda::ptx::mbarrier_arrive_expect_tx(cuda::ptx::sem_release, cuda::ptx::scope_cta, cuda::ptx::space_shared, &smem.loaded, kSmemWeightBytes);
-        cuda::ptx::cp_async_bulk(cuda::ptx::space_cluster, cuda::ptx::space_global, smem.weights, weights + kWarps * S.tiles_rf * kSteps * 32, kSmemWeightBytes,
-                                 &smem.loaded);
+        cuda::ptx::mbarrier_arrive_expect_tx(cuda::ptx::sem_release, cuda::ptx::scope_cta, cuda::ptx::space_shared, &smem.loaded,
+                                             kSmemWeightBytes);
+        cuda::ptx::cp_async_bulk(cuda::ptx::space_cluster, cuda::ptx::space_global, smem.weights,
+                                 weights + kWarps * S.tiles_rf * kSteps * 32, kSmemWeightBytes, &smem.loaded);
       }
 #pragma unroll
     for (int j = 0; j < S.tiles_rf; j++)
@@ -85,8 +87,8 @@ struct Resident {
 
   // This thread's best row of the step. Every row of the CTA is some thread's.
   //
-  // A group's MMAs leave only two integers a thread; what turns them into logits waits until all groups are done, so that its latency is paid
-  // once a step and not once a group.
+  // A group's MMAs leave only two integers a thread; what turns them into logits waits until all groups are done, so that its latency is
+  // paid once a step and not once a group.
   __device__ Candidate score(int step) {
     const uint4* chunks = latent.chunks(shared.latent_slot);
     uint4 ahead = chunks[0], b;

@@ -15,7 +15,7 @@ namespace wts {
 struct StreamingShape {
   bool bf16;  // weights: bf16, else int8
   int warps;
-  int tiles;  // 16-row tiles a warp scores at every step
+  int tiles;         // 16-row tiles a warp scores at every step
   int depth;         // 4 KB units in flight a warp; divides `tiles`, at most 4
   int kept_percent;  // of W2 that L2 is asked to keep from step to step
   int max_ctas;
@@ -28,7 +28,7 @@ struct Streaming {
   static constexpr int kRows = S.warps * S.tiles * 16;
   static constexpr int kUnitsPerTile = S.bf16 ? 2 : 1;  // a unit is 16 rows x 256 bytes: 8 MMA k-steps
   static constexpr int kUnits = S.tiles * kUnitsPerTile;
-  static constexpr int kBatch = S.depth;                // tiles whose results a lane quad shares out; the ring's slots are the same in every batch
+  static constexpr int kBatch = S.depth;  // tiles whose results a lane quad shares out; the ring's slots are the same in every batch
   static_assert(kBatch <= 4 && S.tiles % kBatch == 0);
   using Latent = cuda::std::conditional_t<S.bf16, LatentBf16, LatentInt8>;
   using Sum = cuda::std::conditional_t<S.bf16, float, int32_t>;
@@ -61,7 +61,8 @@ struct Streaming {
     for (int unit = 0; unit < S.depth; unit++) refill(unit, unit);
     fetch_base(smem.base, p, kRows, threadIdx.x, kThreads);
     if constexpr (!S.bf16)
-      for (int i = threadIdx.x; i < kRows / 4; i += kThreads) copy_async_16(smem.row_scale + 4 * i, p.row_scale + blockIdx.x * kRows + 4 * i);
+      for (int i = threadIdx.x; i < kRows / 4; i += kThreads)
+        copy_async_16(smem.row_scale + 4 * i, p.row_scale + blockIdx.x * kRows + 4 * i);
     copy_async_wait();
     __syncthreads();
   }
@@ -82,8 +83,8 @@ struct Streaming {
     return Candidate::better(Candidate::of(low, row), Candidate::of(high, row + 8));
   }
 
-  // The sums of tile `j` of the batch that starts with unit `first`. Its units are consumed and their slots refilled with what comes `depth` units
-  // later, in this step or the next.
+  // The sums of tile `j` of the batch that starts with unit `first`. Its units are consumed and their slots refilled with what comes
+  // `depth` units later, in this step or the next.
   __device__ void tile(Sum (&d)[4], int first, int j, const uint4* chunks) {
     Sum odd[4] = {};  // two chains, so that an MMA need not wait for the one before it
 #pragma unroll
@@ -93,8 +94,10 @@ struct Streaming {
       for (int k = 0; k < 8; k++) {
         const uint4 b = chunks[(half * 4 + k / 2) * 4];
         const uint32_t b0 = k % 2 ? b.z : b.x, b1 = k % 2 ? b.w : b.y;
-        if constexpr (S.bf16) mma_bf16(k % 2 ? odd : d, ring[slot][k], b0, b1);
-        else mma_s8(k % 2 ? odd : d, ring[slot][k], b0, b1);
+        if constexpr (S.bf16)
+          mma_bf16(k % 2 ? odd : d, ring[slot][k], b0, b1);
+        else
+          mma_s8(k % 2 ? odd : d, ring[slot][k], b0, b1);
       }
       refill(slot, first + unit + S.depth);
     }
@@ -109,7 +112,8 @@ struct Streaming {
     int row = (warp * S.tiles + mine) * 16 + g;
     Candidate best{kMinusInfinity, static_cast<uint32_t>(row)};
     int units = kUnits;
-    if constexpr (!S.bf16) asm("" : "+r"(units));  // hides the bound: a single batch, unrolled into the step loop, hoists every latent chunk and spills 192 bytes
+    // Hides the bound: a single batch, unrolled into the step loop, hoists every latent chunk and spills 192 bytes.
+    if constexpr (!S.bf16) asm("" : "+r"(units));
 #pragma unroll 1
     for (int first = 0; first < units; first += kBatch * kUnitsPerTile, row += kBatch * 16) {
       Sum d[kBatch][4] = {}, sums[4];

@@ -1,8 +1,8 @@
 // How the CTAs agree on one token a step. Two protocols with one interface, both called by the first warp of every CTA:
 //   begin()             once a launch, before the first post; clears what a later launch will use, if anything
 //   post(step, key)     this CTA's best row
-//   wait(step, leads)   the winner; calls `leads(candidate)` whenever another CTA takes the lead, the last time with the winner, so that the caller
-//                       can fetch a likely winner's latent while others still arrive
+//   wait(step, leads)   the winner; calls `leads(candidate)` whenever another CTA takes the lead, the last time with the winner, so
+//                       that the caller can fetch a likely winner's latent while others still arrive
 // State lives in `words` (zeroed once by the host) and `round`, the number of launches before this one. No launch needs a memset.
 #pragma once
 #include "common/key.cuh"
@@ -18,10 +18,10 @@ struct Winner {
 
 // Test builds bound every spin: a walk that cannot make progress ends with a message instead of hanging the GPU.
 #ifdef WTS_SPIN_LIMIT
-#define WTS_COUNT_POLL(polls, step)                                                                          \
-  if (++(polls) > WTS_SPIN_LIMIT) {                                                                          \
-    printf("walk: CTA %d gave up after %d polls at step %d\n", (int)blockIdx.x, (int)WTS_SPIN_LIMIT, step);  \
-    __trap();                                                                                                \
+#define WTS_COUNT_POLL(polls, step)                                                                         \
+  if (++(polls) > WTS_SPIN_LIMIT) {                                                                         \
+    printf("walk: CTA %d gave up after %d polls at step %d\n", (int)blockIdx.x, (int)WTS_SPIN_LIMIT, step); \
+    __trap();                                                                                               \
   }
 #else
 #define WTS_COUNT_POLL(polls, step)
@@ -29,11 +29,12 @@ struct Winner {
 
 // The paper's protocol: an atomic max on a key and an atomic add on a count, side by side, polled together by one 16-byte load.
 //
-// It leans on two properties of sm_90 that PTX does not promise: that the 16-byte load sees both halves at one moment, and that one thread's two
-// reductions on one 32-byte sector are performed in order. `Mailboxes` needs neither and costs about 0.25 us a step more (H200).
+// It leans on two properties of sm_90 that PTX does not promise: that the 16-byte load sees both halves at one moment, and that one
+// thread's two reductions on one 32-byte sector are performed in order. `Mailboxes` needs neither and costs about 0.25 us a step more
+// (H200).
 //
-// Every step of a launch has its own pair, in the bank of the launch's parity; the launch clears the other bank, which nobody uses until the
-// next launch. So no pair is ever reused while somebody may still read it, and nothing can wrap.
+// Every step of a launch has its own pair, in the bank of the launch's parity; the launch clears the other bank, which nobody uses until
+// the next launch. So no pair is ever reused while somebody may still read it, and nothing can wrap.
 template <int kMaxCtas>
 struct KeyCountPair {
   static_assert(kMaxCtas <= 256, "eight bits of a key hold the inverted CTA");
@@ -86,7 +87,7 @@ struct KeyCountPair {
 template <int kMaxCtas>
 struct Mailboxes {
   static_assert(kMaxCtas <= 256, "eight bits of the reduction hold the inverted CTA");
-  static constexpr int kCopies = 33;                        // 1 copy: 3.9 us a step, 8: 3.4, 33: 3.3, 132: 3.4 (an early version of the walk)
+  static constexpr int kCopies = 33;  // 1 copy: 3.9 us a step, 8: 3.4, 33: 3.3, 132: 3.4 (an early version of the walk)
   static constexpr int kSlots = (kMaxCtas + 15) / 16 * 16;  // whole 128-byte lines
   static constexpr int kPairs = (kMaxCtas / 2 + 31) / 32;   // 16-byte loads a lane polls
 
@@ -100,7 +101,8 @@ struct Mailboxes {
   __device__ void begin() const {}
 
   __device__ void post(int step, uint32_t key) const {
-    for (int copy = threadIdx.x % 32; copy < kCopies; copy += 32) store_relaxed(box(step, copy) + blockIdx.x, static_cast<uint64_t>(tag(step)) << 32 | key);
+    for (int copy = threadIdx.x % 32; copy < kCopies; copy += 32)
+      store_relaxed(box(step, copy) + blockIdx.x, static_cast<uint64_t>(tag(step)) << 32 | key);
   }
 
   template <class Leads>

@@ -2,8 +2,9 @@
 //
 // A latent's place is a slot, named by its byte offset: the current one and candidates for the next share `kLatentSlots`.
 //
-// int8: a record is 528 bytes, plane hi (256), plane lo (256), the fp32 scale of lo, padding. In shared memory the planes lie 320 bytes apart:
-// the four lanes t = 0..3 of an mma.sync fragment read 16-byte chunks t, t + 4, t + 8, t + 12 of two planes, eight different groups of banks.
+// int8: a record is 528 bytes, plane hi (256), plane lo (256), the fp32 scale of lo, padding. In shared memory the planes lie 320 bytes
+// apart: the four lanes t = 0..3 of an mma.sync fragment read 16-byte chunks t, t + 4, t + 8, t + 12 of two planes, eight different groups
+// of banks.
 #pragma once
 #include "common/ptx.cuh"
 
@@ -30,8 +31,8 @@ struct LatentInt8 {
 
   __device__ float scale(int slot) const { return *reinterpret_cast<const float*>(smem + slot + 2 * kPlaneStride); }
 
-  // The B operand of mma.sync, in the order kernels/packing.py packs A: lane (g, t) holds plane g % 2 (column g) and reads chunks t + 4 i, at 4 i here;
-  // each serves two k-steps.
+  // The B operand of mma.sync, in the order kernels/packing.py packs A: lane (g, t) holds plane g % 2 (column g) and reads chunks t + 4 i,
+  // at 4 i here; each serves two k-steps.
   __device__ const uint4* chunks(int slot) const {
     const int lane = threadIdx.x % 32;
     return reinterpret_cast<const uint4*>(smem + slot + lane / 4 % 2 * kPlaneStride + lane % 4 * 16);
@@ -43,8 +44,8 @@ struct LatentInt8 {
   }
 };
 
-// bf16: a record is the row of W1 itself, copied as it is. Lane (g, t) of an mma.sync fragment reads 16-byte chunks t, t + 4, ...: no two lanes
-// share a bank unless they share the chunk.
+// bf16: a record is the row of W1 itself, copied as it is. Lane (g, t) of an mma.sync fragment reads 16-byte chunks t, t + 4, ...: no two
+// lanes share a bank unless they share the chunk.
 struct LatentBf16 {
   static constexpr int kRecordBytes = 2 * kRank, kSlots = kLatentSlots;
   static constexpr int kSlotBytes = kRecordBytes, kSmemBytes = kSlots * kSlotBytes;

@@ -5,18 +5,18 @@
 namespace wts {
 
 struct Params {
-  const uint4* weights;       // W2, packed for this kernel (kernels/packing.py), CTA after CTA
-  const float* row_scale;     // [rows of all CTAs] fp32, int8 weights only
-  const uint8_t* latents;     // [latent_vocab] records of W1 (common/latent.cuh)
-  const uint16_t* base;       // [steps, vocab] bf16 base logits
-  const int64_t* anchor;      // [1] the token before step 0
-  int64_t* tokens;            // [steps]
-  uint64_t* mail;             // the exchange's words (common/exchange.cuh)
-  uint32_t* round;            // launches since the state was made; survives graph replays
-  int64_t* clocks;            // [steps + 1] SM cycles of CTA 0, or null
-  int64_t base_step_stride;   // elements between two steps of `base`
-  int32_t vocab;              // rows of W2
-  int32_t latent_vocab;       // rows of W1
+  const uint4* weights;      // W2, packed for this kernel (kernels/packing.py), CTA after CTA
+  const float* row_scale;    // [rows of all CTAs] fp32, int8 weights only
+  const uint8_t* latents;    // [latent_vocab] records of W1 (common/latent.cuh)
+  const uint16_t* base;      // [steps, vocab] bf16 base logits
+  const int64_t* anchor;     // [1] the token before step 0
+  int64_t* tokens;           // [steps]
+  uint64_t* mail;            // the exchange's words (common/exchange.cuh)
+  uint32_t* round;           // launches since the state was made; survives graph replays
+  int64_t* clocks;           // [steps + 1] SM cycles of CTA 0, or null
+  int64_t base_step_stride;  // elements between two steps of `base`
+  int32_t vocab;             // rows of W2
+  int32_t latent_vocab;      // rows of W1
   int32_t steps;
   int32_t padding;
 };

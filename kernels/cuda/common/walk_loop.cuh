@@ -30,7 +30,8 @@ __device__ void walk_loop(Engine& engine, const Params& p) {
   if (warp == 0) exchange.begin();
   if (threadIdx.x == 0) engine.shared.latent_slot = 0;
   // The anchor's latent is two dependent loads: ahead of 39 MB of weights.
-  if (warp == 0) engine.latent.fetch(0, latent_record<Latent>(p, static_cast<uint32_t>(max(int64_t{0}, min(*p.anchor, int64_t{0x7FFFFFFF})))));
+  if (warp == 0)
+    engine.latent.fetch(0, latent_record<Latent>(p, static_cast<uint32_t>(max(int64_t{0}, min(*p.anchor, int64_t{0x7FFFFFFF})))));
   engine.load();
   if (kClocks && reports) p.clocks[0] = clock64();
   int slot = 0;
@@ -46,8 +47,8 @@ __device__ void walk_loop(Engine& engine, const Params& p) {
     const uint32_t key = __reduce_max_sync(~0u, lane < Engine::kThreads / 32 ? engine.shared.warp_key[lane] : 0);
     exchange.post(step, key);
     const auto record = [&](uint32_t cta, uint32_t row) { return latent_record<Latent>(p, cta * Engine::kRows + row); };
-    // One of the CTAs' winners is the token: its W1 row starts on its way from HBM to L2 while they agree. (Every warp's winner: eight times the
-    // rows for 0.1 us less head start, slower.)
+    // One of the CTAs' winners is the token: its W1 row starts on its way from HBM to L2 while they agree. (Every warp's winner: eight
+    // times the rows for 0.1 us less head start, slower.)
     Latent::prefetch(record(blockIdx.x, key_row(key)));
     int fetched = 0;
     const Winner winner = exchange.wait(step, [&](Winner leader) {
