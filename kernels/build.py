@@ -56,7 +56,7 @@ def build(source: str, entry: str, arch: str, *, allow_spills: bool = False) -> 
     if kernel.spill_bytes and not allow_spills:
         raise BuildError(
             f"{entry} for {arch} spills {kernel.spill_bytes} bytes a thread at {kernel.registers} registers; "
-            "keep fewer tiles in registers (rf_tiles), or allow it with allow_spills=true."
+            "ask for less (resident_sm90: a smaller rf_tiles; streaming_sm90: a smaller depth), or allow it with allow_spills=true."
         )
     return kernel
 
@@ -100,7 +100,9 @@ def _nvrtc() -> Any:
         nvrtc = import_module("cuda.bindings.nvrtc")
         nvrtc.nvrtcVersion()
     except (ImportError, RuntimeError) as error:  # no bindings, or bindings without libnvrtc
-        raise BuildError(f"compiling kernels needs cuda-bindings and NVRTC; install them with: pip install -e '.[gpu]' ({error})") from error
+        raise BuildError(
+            f"compiling kernels needs cuda-bindings and NVRTC; install them with: pip install -e '.[gpu]' ({error})"
+        ) from error
     return nvrtc
 
 

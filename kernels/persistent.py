@@ -28,7 +28,6 @@ class Weights:
     packed: Tensor
     latents: Tensor
     row_scale: Tensor | None
-    latent_vocab: int
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class PersistentWalk:
                 clocks=0 if clocks is None else clocks.data_ptr(),
                 base_step_stride=inputs.base_logits.stride(1),
                 vocab=self.head.vocab,
-                latent_vocab=weights.latent_vocab,
+                latent_vocab=self.head.vocab,  # W1 may have more rows; anchors are clamped into the vocabulary
                 steps=inputs.steps,
             )
         )
@@ -94,6 +93,12 @@ def admit(name: str, head: Head, limits: Limits, device: DeviceSpec) -> MarkovHe
     if device.arch != "sm_90a":
         raise Unsupported(f"{name} needs sm_90a; device={device.name} is {device.arch}.")
     return markov
+
+
+def admit_exchange(exchange: str) -> None:
+    """A ValueError where no exchange is called so."""
+    if exchange not in EXCHANGES:
+        raise ValueError(f"exchange must be one of {', '.join(EXCHANGES)}; got {exchange!r}.")
 
 
 def entry_source(header: str, entry: str, threads: int, shape: str, exchange: str, spin_limit: int) -> str:

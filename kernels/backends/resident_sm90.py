@@ -11,7 +11,7 @@ from kernels.build import Kernel, build
 from kernels.device import DeviceSpec
 from kernels.driver import LaunchShape
 from kernels.packing import latent_records, resident_weights
-from kernels.persistent import PersistentWalk, Weights, admit, cpp, entry_source, load
+from kernels.persistent import PersistentWalk, Weights, admit, admit_exchange, cpp, entry_source, load
 from kernels.placement import MAX_REGISTER_TILES, WARPS, Placement, plan
 from kernels.quantize import two_planes
 from kernels.registry import register
@@ -35,6 +35,9 @@ class ResidentOptions:
     clocks: bool = False
     allow_spills: bool = False
     spin_limit: int = 0
+
+    def __post_init__(self) -> None:
+        admit_exchange(self.exchange)
 
 
 @register
@@ -75,7 +78,7 @@ class ResidentSm90:
             name=self.name,
             head=markov,
             limits=limits,
-            weights=Weights(packed, latent_records(two_planes(markov.w1)), scale, markov.w1.shape[0]),
+            weights=Weights(packed, latent_records(two_planes(markov.w1)), scale),
             function=function,
             resources=Resources(
                 registers=kernel.registers,

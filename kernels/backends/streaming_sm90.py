@@ -12,15 +12,25 @@ from kernels.build import Kernel, build
 from kernels.device import DeviceSpec
 from kernels.driver import LaunchShape
 from kernels.packing import latent_records, streaming_weights
-from kernels.persistent import PersistentWalk, Weights, admit, cpp, entry_source, load
+from kernels.persistent import PersistentWalk, Weights, admit, admit_exchange, cpp, entry_source, load
 from kernels.placement import LATENT_BYTES, LOOP_BYTES, TILE_ROWS
 from kernels.quantize import two_planes
 from kernels.registry import register
 from kernels.walk import Head, Limits, NanRule, Resources, Rounding, Unsupported
 
-# Of W2, what L2 is asked to keep from step to step (evict_last), the rest passes (evict_first): the best of 0 to 100 % on an H200 at
-# V = 151,936, where plain loads cost 6.5 us a step in int8 and 18.7 in bf16, and these 4.2 and 12.6.
-_KEPT_PERCENT = {"int8": 60, "bf16": 40}
+
+@dataclass(frozen=True)
+class _Tuned:
+    """The best of what was tried on an H200 at V = 151,936 (CONTRIBUTING.md, "Measured facts").
+
+    kept_percent: of W2, what L2 is asked to keep from step to step (evict_last); the rest passes (evict_first)
+    """
+
+    warps: int
+    kept_percent: int
+
+
+_TUNED = {"int8": _Tuned(warps=8, kept_percent=60), "bf16": _Tuned(warps=12, kept_percent=40)}
 
 
 @dataclass(frozen=True)
@@ -28,13 +38,13 @@ class StreamingOptions:
     """How the streaming walk is laid out and watched; exchange, clocks and spin_limit as in `ResidentOptions`.
 
     weights:      "int8" (rule INT8) or "bf16" (rule TWICE)
-    warps:        of a CTA
+    warps:        of a CTA; None takes the measured best
     depth:        4 KB loads in flight a warp
-    kept_percent: of W2 that L2 is asked to keep; None takes the measured best
+    kept_percent: of W2 that L2 is asked to keep from step to step; None takes the measured best
     """
 
     weights: str = "int8"
-    warps: int = 12
+    warps: int | None = None
     depth: int = 3
     kept_percent: int | None = None
     exchange: str = "pair"
@@ -43,8 +53,13 @@ class StreamingOptions:
     spin_limit: int = 0
 
     def __post_init__(self) -> None:
-        if self.weights not in _KEPT_PERCENT:
+        if self.weights not in _TUNED:
             raise ValueError(f"streaming_sm90 has weights int8 or bf16; got {self.weights!r}.")
+        for name, lowest, highest in (("warps", 1, 32), ("depth", 1, 4), ("kept_percent", 0, 100)):
+            value = getattr(self, name)
+            if value is not None and not lowest <= value <= highest:
+                raise ValueError(f"streaming_sm90 has {name} from {lowest} to {highest}; got {value}.")
+        admit_exchange(self.exchange)
 
 
 @register
@@ -60,6 +75,10 @@ class StreamingSm90:
         self.options = options
 
     @property
+    def warps(self) -> int:
+        return self.options.warps or _TUNED[self.options.weights].warps
+
+    @property
     def int8(self) -> bool:
         return self.options.weights == "int8"
 
@@ -69,7 +88,7 @@ class StreamingSm90:
 
     def tiles(self, vocab: int, device: DeviceSpec) -> int:
         """16-row tiles a warp scores at every step, rounded up so that the ring of `depth` units divides a step."""
-        tiles = -(-vocab // (device.sms * self.options.warps * TILE_ROWS))
+        tiles = -(-vocab // (device.sms * self.warps * TILE_ROWS))
         return -(-tiles // self.options.depth) * self.options.depth
 
     def smem_bytes(self, rows_per_cta: int, steps: int) -> int:
@@ -79,10 +98,10 @@ class StreamingSm90:
     def compile(self, tiles: int, device: DeviceSpec) -> Kernel:
         """The kernel for `tiles` a warp; needs no GPU."""
         options = self.options
-        kept = _KEPT_PERCENT[options.weights] if options.kept_percent is None else options.kept_percent
+        kept = _TUNED[options.weights].kept_percent if options.kept_percent is None else options.kept_percent
         fields = cpp(
             bf16=not self.int8,
-            warps=options.warps,
+            warps=self.warps,
             tiles=tiles,
             depth=options.depth,
             kept_percent=kept,
@@ -92,7 +111,7 @@ class StreamingSm90:
         source = entry_source(
             "walk_streaming.cuh",
             "walk_streaming",
-            32 * options.warps,
+            32 * self.warps,
             f"wts::StreamingShape{{{fields}}}",
             options.exchange,
             options.spin_limit,
@@ -102,7 +121,7 @@ class StreamingSm90:
     def prepare(self, head: Head, limits: Limits, device: DeviceSpec) -> PersistentWalk:
         markov = admit(self.name, head, limits, device)
         tiles = self.tiles(markov.vocab, device)
-        rows_per_cta = self.options.warps * tiles * TILE_ROWS
+        rows_per_cta = self.warps * tiles * TILE_ROWS
         ctas = -(-markov.vocab // rows_per_cta)
         smem_bytes = self.smem_bytes(rows_per_cta, limits.max_steps)
         if smem_bytes > device.smem_bytes_per_cta:
@@ -111,7 +130,7 @@ class StreamingSm90:
                 f"{device.name} has {device.smem_bytes_per_cta}; backend=sglang_greedy serves it."
             )
         kernel = self.compile(tiles, device)
-        function = load(kernel, LaunchShape(ctas, 32 * self.options.warps, smem_bytes, cooperative=True))
+        function = load(kernel, LaunchShape(ctas, 32 * self.warps, smem_bytes, cooperative=True))
         rows = markov.int8.q if self.int8 else markov.w2
         scale = functional.pad(markov.int8.scale, (0, ctas * rows_per_cta - markov.vocab)) if self.int8 else None
         latents = latent_records(two_planes(markov.w1)) if self.int8 else markov.w1.contiguous()
@@ -119,7 +138,7 @@ class StreamingSm90:
             name=self.name,
             head=markov,
             limits=limits,
-            weights=Weights(streaming_weights(rows, ctas * rows_per_cta), latents, scale, markov.w1.shape[0]),
+            weights=Weights(streaming_weights(rows, ctas * rows_per_cta), latents, scale),
             function=function,
             resources=Resources(
                 registers=kernel.registers,

@@ -107,25 +107,24 @@ struct Streaming {
 
   // This thread's best row of the step. Every row of the CTA is some thread's.
   __device__ Candidate score(int step) {
+    constexpr int kUnroll = S.bf16 ? 1 : 3;  // bf16 unrolled spills at some vocabularies and gains nothing
     const uint4* chunks = latent.chunks(shared.latent_slot);
-    const int mine = min(t, kBatch - 1);  // all columns (int8: all pairs of columns) are alike, so lane t takes tile t of a batch
-    int row = (warp * S.tiles + mine) * 16 + g;
-    Candidate best{kMinusInfinity, static_cast<uint32_t>(row)};
-    int units = kUnits;
-    // Hides the bound: a single batch, unrolled into the step loop, hoists every latent chunk and spills 192 bytes.
-    if constexpr (!S.bf16) asm("" : "+r"(units));
-#pragma unroll 1
-    for (int first = 0; first < units; first += kBatch * kUnitsPerTile, row += kBatch * 16) {
-      Sum d[kBatch][4] = {}, sums[4];
+    int row = (warp * S.tiles + t) * 16 + g;  // all columns (int8: all pairs of columns) are alike, so lane t takes tile t of a batch
+    Candidate best{kMinusInfinity, static_cast<uint32_t>((warp * S.tiles) * 16 + g)};
+#pragma unroll kUnroll
+    for (int first = 0; first < kUnits; first += kBatch * kUnitsPerTile, row += kBatch * 16) {
+      Sum d[4][4] = {};
 #pragma unroll
       for (int j = 0; j < kBatch; j++) tile(d[j], first, j, chunks);
+      // A branch, though idle lanes could repeat a row: without it the compiler mixes this with the next tiles and delays their loads,
+      // which costs 1.4 us a step.
+      if (t < kBatch) {
+        const bool odd = t & 1, upper = t & 2;
+        Sum sums[4];
 #pragma unroll
-      for (int e = 0; e < 4; e++) {
-        sums[e] = d[0][e];
-#pragma unroll
-        for (int j = 1; j < kBatch; j++) sums[e] = mine == j ? d[j][e] : sums[e];
+        for (int e = 0; e < 4; e++) sums[e] = upper ? (odd ? d[3][e] : d[2][e]) : (odd ? d[1][e] : d[0][e]);
+        best = Candidate::better(best, offer(step, row, sums));
       }
-      best = Candidate::better(best, offer(step, row, sums));
     }
     return best;
   }

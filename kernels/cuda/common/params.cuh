@@ -7,7 +7,7 @@ namespace wts {
 struct Params {
   const uint4* weights;      // W2, packed for this kernel (kernels/packing.py), CTA after CTA
   const float* row_scale;    // [rows of all CTAs] fp32, int8 weights only
-  const uint8_t* latents;    // [latent_vocab] records of W1 (common/latent.cuh)
+  const uint8_t* latents;    // [at least latent_vocab] records of W1 (common/latent.cuh)
   const uint16_t* base;      // [steps, vocab] bf16 base logits
   const int64_t* anchor;     // [1] the token before step 0
   int64_t* tokens;           // [steps]
@@ -16,7 +16,7 @@ struct Params {
   int64_t* clocks;           // [steps + 1] SM cycles of CTA 0, or null
   int64_t base_step_stride;  // elements between two steps of `base`
   int32_t vocab;             // rows of W2
-  int32_t latent_vocab;      // rows of W1
+  int32_t latent_vocab;      // token ids are clamped below this; rows of W1 that count
   int32_t steps;
   int32_t padding;
 };

@@ -26,10 +26,6 @@ __device__ inline void mma_bf16(float (&d)[4], const uint4& a, uint32_t b0, uint
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 
-// 9.7.13.1: named barriers split into arrival and wait, so that seven warps need not wait for the eighth's exchange twice.
-__device__ inline void barrier_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
-__device__ inline void barrier_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
-
 // 9.7.9.25.3.1: 16 or 4 bytes from global to shared memory without a register; .cg keeps them out of L1.
 __device__ inline void copy_async_16(void* shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(smem_address(shared)), "l"(global) : "memory");

@@ -1,7 +1,7 @@
 // The loop every persistent walk shares. An engine scores the rows of its CTA; the loop finds the token, feeds it back and goes on.
 //
 // An engine offers: kThreads, kRows (of a CTA), Latent, `latent`, `shared` (its LoopState), `load()`, `score(step)`.
-// A step costs one exchange. Warps other than the first wait at two barriers: "all keys are there" and "the next latent is there".
+// A step costs one exchange, which the first warp makes while the others wait.
 #pragma once
 #include "common/exchange.cuh"
 #include "common/params.cuh"
@@ -22,7 +22,6 @@ __device__ const uint8_t* latent_record(const Params& p, uint32_t token) {
 
 template <bool kClocks, class Exchange, class Engine>
 __device__ void walk_loop(Engine& engine, const Params& p) {
-  constexpr int kAllKeys = 1, kNextLatent = 2;
   using Latent = typename Engine::Latent;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool reports = blockIdx.x == 0 && threadIdx.x == 0;
@@ -38,29 +37,26 @@ __device__ void walk_loop(Engine& engine, const Params& p) {
   for (int step = 0; step < p.steps; step++) {
     const uint32_t warp_key = __reduce_max_sync(~0u, engine.score(step).key());
     if (lane == 0) engine.shared.warp_key[warp] = warp_key;
-    if (warp > 0) {
-      barrier_arrive(kAllKeys, Engine::kThreads);
-      barrier_sync(kNextLatent, Engine::kThreads);
-      continue;
+    __syncthreads();  // all keys are there
+    if (warp == 0) {
+      const uint32_t key = __reduce_max_sync(~0u, lane < Engine::kThreads / 32 ? engine.shared.warp_key[lane] : 0);
+      exchange.post(step, key);
+      const auto record = [&](uint32_t cta, uint32_t row) { return latent_record<Latent>(p, cta * Engine::kRows + row); };
+      // One of the CTAs' winners is the token: its W1 row starts on its way from HBM to L2 while they agree. (Every warp's winner: eight
+      // times the rows for 0.1 us less head start, slower.)
+      Latent::prefetch(record(blockIdx.x, key_row(key)));
+      int fetched = 0;
+      const Winner winner = exchange.wait(step, [&](Winner leader) {
+        if (++fetched > Latent::kSlots - 1) copy_async_wait();  // a slot is free again only when its copy has landed
+        engine.latent.fetch((slot + fetched) % Latent::kSlots * Latent::kSlotBytes, record(leader.cta, leader.row));
+      });
+      slot = (slot + fetched) % Latent::kSlots;
+      if (lane == 0) engine.shared.latent_slot = slot * Latent::kSlotBytes;
+      if (reports) p.tokens[step] = winner.cta * Engine::kRows + winner.row;
+      if (kClocks && reports) p.clocks[step + 1] = clock64();
+      copy_async_wait();
     }
-    barrier_sync(kAllKeys, Engine::kThreads);
-    const uint32_t key = __reduce_max_sync(~0u, lane < Engine::kThreads / 32 ? engine.shared.warp_key[lane] : 0);
-    exchange.post(step, key);
-    const auto record = [&](uint32_t cta, uint32_t row) { return latent_record<Latent>(p, cta * Engine::kRows + row); };
-    // One of the CTAs' winners is the token: its W1 row starts on its way from HBM to L2 while they agree. (Every warp's winner: eight
-    // times the rows for 0.1 us less head start, slower.)
-    Latent::prefetch(record(blockIdx.x, key_row(key)));
-    int fetched = 0;
-    const Winner winner = exchange.wait(step, [&](Winner leader) {
-      if (++fetched > Latent::kSlots - 1) copy_async_wait();  // a slot is free again only when its copy has landed
-      engine.latent.fetch((slot + fetched) % Latent::kSlots * Latent::kSlotBytes, record(leader.cta, leader.row));
-    });
-    slot = (slot + fetched) % Latent::kSlots;
-    if (lane == 0) engine.shared.latent_slot = slot * Latent::kSlotBytes;
-    if (reports) p.tokens[step] = winner.cta * Engine::kRows + winner.row;
-    if (kClocks && reports) p.clocks[step + 1] = clock64();
-    copy_async_wait();
-    barrier_sync(kNextLatent, Engine::kThreads);
+    __syncthreads();  // the next latent is there
   }
   if (reports) *p.round += 1;
 }
