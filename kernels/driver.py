@@ -25,7 +25,7 @@ def _checked(call: str, result: tuple) -> Any:
     if int(code) != 0:
         driver = _driver()
         _, text = driver.cuGetErrorString(code)
-        raise LaunchError(f"{call}: {text.decode() if text else code!r}")
+        raise LaunchError(f"{call}: {text.decode() if text else repr(code)}")
     return values[0] if len(values) == 1 else tuple(values)
 
 

@@ -28,7 +28,8 @@ struct Resident {
   static constexpr int kTiles = S.tiles_rf + S.tiles_smem;  // of a warp
   static constexpr int kRows = kWarps * kTiles * 16;        // of a CTA
   static constexpr int kSteps = kRank / 32;                 // MMA k-steps
-  static constexpr int kRing = 4;                           // 6 and 8 win 30 to 80 clocks of the step and lose them to registers
+  // 6 and 8 win 30 to 80 clocks of the step and lose them to registers; with six register tiles and more than three groups, 4 spills.
+  static constexpr int kRing = S.tiles_rf >= 6 && S.tiles_smem > 3 ? 2 : 4;
   static constexpr int kFragments = S.tiles_smem * kSteps;  // of a warp in shared memory, 16 bytes a lane each
   static constexpr int kSmemWeightBytes = kWarps * kFragments * 512;
   // A step works through groups of up to four tiles: its share of the register tiles, then one tile from shared memory. A warp's rows are
@@ -87,54 +88,67 @@ struct Resident {
 
   // This thread's best row of the step. Every row of the CTA is some thread's.
   //
-  // A group's MMAs leave only two integers a thread; what turns them into logits waits until all groups are done, so that its latency is
-  // paid once a step and not once a group.
+  // A group's MMAs leave only two integers a thread. What turns them into logits waits for `kSettled` groups, so that its latency is paid
+  // once for all of them; more would need more registers than there are.
   __device__ Candidate score(int step) {
+    constexpr int kSettled = 3;
     const uint4* chunks = latent.chunks(shared.latent_slot);
-    uint4 ahead = chunks[0], b;
-    int32_t sums[kGroups][2];
-#pragma unroll
-    for (int group = 0; group < kGroups; group++) {
-      const int first = first_register_tile(group), near = first_register_tile(group + 1) - first;
-      int32_t d[4][4] = {};
-#pragma unroll
-      for (int k = 0; k < kSteps; k++) {
-        if (k % 2 == 0) b = ahead, ahead = chunks[(k / 2 + 1) % (kSteps / 2) * 4];
-        const uint32_t b0 = k % 2 ? b.z : b.x, b1 = k % 2 ? b.w : b.y;
-        if (group < S.tiles_smem) {
-          const int fragment = group * kSteps + k;
-          mma_s8(d[near], ring[fragment % kRing], b0, b1);
-          ring[fragment % kRing] = shared_tiles[(fragment + kRing) % kFragments * 32];
-        }
-#pragma unroll
-        for (int j = 0; j < near; j++) mma_s8(d[j], a[first + j][k], b0, b1);
-      }
-      // Columns 0, 2, 4, 6 all hold plane hi and 1, 3, 5, 7 plane lo, so lane t can take tile t of the group.
-      const int slot = min(t, tiles(group) - 1);
-      int32_t mine[4];
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
-        mine[e] = d[0][e];
-#pragma unroll
-        for (int j = 1; j < tiles(group); j++) mine[e] = slot == j ? d[j][e] : mine[e];
-      }
-      sums[group][0] = mine[0] * 256 + mine[1];
-      sums[group][1] = mine[2] * 256 + mine[3];
-    }
     const float latent_scale = latent.scale(shared.latent_slot);
+    uint4 ahead = chunks[0];
+    int32_t sums[kGroups][2];
     Candidate best[kGroups];
 #pragma unroll
     for (int group = 0; group < kGroups; group++) {
-      const uint16_t* base = smem.base + step * kRows + row(group);
-      const float2 scale = smem.row_scale[row(group) / 16 * 8 + g];
-      float low = score_int8(widen(base[0]), scale.x, latent_scale, sums[group][0]);
-      float high = score_int8(widen(base[8]), scale.y, latent_scale, sums[group][1]);
-      round_bf16(low, high);
-      best[group] = Candidate::better(Candidate::of(low, row(group)), Candidate::of(high, row(group) + 8));
-    }
+      project(sums[group], group, chunks, ahead);
+      if ((group + 1) % kSettled && group + 1 < kGroups) continue;
+      const int first = group / kSettled * kSettled;
 #pragma unroll
-    for (int group = 1; group < kGroups; group++) best[0] = Candidate::better(best[0], best[group]);
+      for (int i = first; i <= group; i++) best[i] = settle(step, i, sums[i], latent_scale);
+#pragma unroll
+      for (int i = first + 1; i <= group; i++) best[first] = Candidate::better(best[first], best[i]);
+      if (first) best[0] = Candidate::better(best[0], best[first]);
+    }
     return best[0];
+  }
+
+  // The integer sums of this thread's two rows of a group.
+  __device__ void project(int32_t (&sums)[2], int group, const uint4* chunks, uint4& ahead) {
+    const int first = first_register_tile(group), near = first_register_tile(group + 1) - first;
+    int32_t d[4][4] = {};
+    uint4 b;
+#pragma unroll
+    for (int k = 0; k < kSteps; k++) {
+      if (k % 2 == 0) b = ahead, ahead = chunks[(k / 2 + 1) % (kSteps / 2) * 4];
+      const uint32_t b0 = k % 2 ? b.z : b.x, b1 = k % 2 ? b.w : b.y;
+      if (group < S.tiles_smem) {
+        const int fragment = group * kSteps + k;
+        mma_s8(d[near], ring[fragment % kRing], b0, b1);
+        ring[fragment % kRing] = shared_tiles[(fragment + kRing) % kFragments * 32];
+      }
+#pragma unroll
+      for (int j = 0; j < near; j++) mma_s8(d[j], a[first + j][k], b0, b1);
+    }
+    // Columns 0, 2, 4, 6 all hold plane hi and 1, 3, 5, 7 plane lo, so lane t can take tile t of the group.
+    const int slot = min(t, tiles(group) - 1);
+    int32_t mine[4];
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+      mine[e] = d[0][e];
+#pragma unroll
+      for (int j = 1; j < tiles(group); j++) mine[e] = slot == j ? d[j][e] : mine[e];
+    }
+    sums[0] = mine[0] * 256 + mine[1];
+    sums[1] = mine[2] * 256 + mine[3];
+  }
+
+  // The better of this thread's two rows of a group.
+  __device__ Candidate settle(int step, int group, const int32_t (&sums)[2], float latent_scale) const {
+    const uint16_t* base = smem.base + step * kRows + row(group);
+    const float2 scale = smem.row_scale[row(group) / 16 * 8 + g];
+    float low = score_int8(widen(base[0]), scale.x, latent_scale, sums[0]);
+    float high = score_int8(widen(base[8]), scale.y, latent_scale, sums[1]);
+    round_bf16(low, high);
+    return Candidate::better(Candidate::of(low, row(group)), Candidate::of(high, row(group) + 8));
   }
 
   __device__ static constexpr int tiles(int group) { return first_tile(group + 1) - first_tile(group); }

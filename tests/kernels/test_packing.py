@@ -6,6 +6,8 @@ replayed in Python, so a packing that agrees with them gives exactly rows @ late
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -18,7 +20,7 @@ from kernels.packing import fragments, latent_records, resident_weights, streami
 from kernels.placement import RANK, TILE_ROWS, WARPS, Placement, plan
 from kernels.quantize import Int8Rows, TwoPlanes, exact_sums, quantize_rows, two_planes
 
-Array = NDArray[np.generic]
+Array = NDArray[Any]
 LANES = [(lane // 4, lane % 4) for lane in range(32)]  # groupID, threadID_in_group
 SMALL = DeviceSpec("small", "sm_90a", sms=2, smem_bytes_per_cta=232_448)
 

@@ -16,7 +16,7 @@ HEADER = '#include "common/params.cuh"'
 
 def facts() -> list[str]:
     found = [f"sizeof(wts::Params) == {ctypes.sizeof(Params)}"]
-    for name, _ in Params._fields_:
+    for name, *_ in Params._fields_:
         field = getattr(Params, name)
         found.append(f"OFFSET({name}, wts::Params) == {field.offset} && sizeof(wts::Params::{name}) == {field.size}")
     return found
