@@ -90,8 +90,12 @@ def _options(arch: str) -> list[str]:
 
 @cache
 def _compiler_version() -> str:
-    nvrtc = _nvrtc()
-    return "nvrtc " + ".".join(str(part) for part in _checked(nvrtc.nvrtcVersion()))
+    """NVRTC's and CCCL's versions: headers of another CCCL make another kernel."""
+    major, minor = _checked(_nvrtc().nvrtcVersion())
+    headers = (path / "cuda" / "std" / "__cccl" / "version.h" for path in include_dirs())
+    stated = next((path.read_text() for path in headers if path.exists()), "")
+    cccl = re.search(r"define CCCL_VERSION (\d+)", stated)
+    return f"nvrtc {major}.{minor} cccl {cccl[1] if cccl else 'unknown'}"
 
 
 def _nvrtc() -> Any:

@@ -141,6 +141,17 @@ def test_anchors_out_of_range_are_clamped(heads, name: str, options: dict) -> No
 
 
 @pytest.mark.parametrize(("name", "options"), ARMS)
+def test_a_taller_w1_clamps_anchors_into_the_vocabulary(name: str, options: dict) -> None:
+    vocab = 3_000
+    tall = MarkovHead.synthetic(vocab + 500, 256, 3, "cuda")
+    head = MarkovHead(tall.w1, tall.w2[:vocab].contiguous())
+    walk, rounding = prepare(name, options, head)
+    inputs = synthetic_inputs(vocab, 4, 1, 5, "cuda")
+    for anchor in (vocab - 1, vocab, vocab + 499):
+        assert_right(walk, rounding, head, replace(inputs, anchor=torch.tensor([anchor], device="cuda")))
+
+
+@pytest.mark.parametrize(("name", "options"), ARMS)
 def test_graph_replays_need_no_memset_and_read_new_inputs(heads, name: str, options: dict) -> None:
     """Replays of two lengths through one prepared walk, mixed with eager launches, with new contents in the captured tensors."""
     vocab = 151_936
