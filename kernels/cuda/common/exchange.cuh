@@ -89,7 +89,7 @@ struct Mailboxes {
   static_assert(kMaxCtas <= 256, "eight bits of the reduction hold the inverted CTA");
   static constexpr int kCopies = 33;  // 1 copy: 3.9 us a step, 8: 3.4, 33: 3.3, 132: 3.4 (an early version of the walk)
   static constexpr int kSlots = (kMaxCtas + 15) / 16 * 16;  // whole 128-byte lines
-  static constexpr int kPairs = (kMaxCtas + 63) / 64;        // 16-byte loads a lane polls
+  static constexpr int kPairs = (kMaxCtas + 63) / 64;       // 16-byte loads a lane polls
 
   uint64_t* words;
   uint32_t round;
