@@ -50,6 +50,7 @@ __device__ void walk_loop(Engine& engine, const Params& p) {
         if (++fetched >= Latent::kSlots) copy_async_wait();  // a slot is free again only when its copy has landed
         engine.latent.fetch(next, record(leader.cta, leader.row));
       });
+      __syncwarp();  // every lane has read the slot before
       if (lane == 0) engine.shared.latent_slot = next;
       if (blockIdx.x == 0 && lane == 0) p.tokens[step] = winner.cta * Engine::kRows + winner.row;
       if (kClocks && reports) p.clocks[step + 1] = clock64();
