@@ -15,11 +15,6 @@ LATENT_BYTES = 4 * (2 * 320 + 16)  # four slots, kernels/cuda/common/latent.cuh
 LOOP_BYTES = 144  # LoopState and the load barrier, kernels/cuda/common/walk_loop.cuh
 
 
-def base_bytes(rows_per_cta: int, steps: int) -> int:
-    """Shared memory of a CTA for the bf16 base logits of every step, kernels/cuda/common/base.cuh."""
-    return 2 * (rows_per_cta + 8) * steps
-
-
 @dataclass(frozen=True)
 class Placement:
     """An int8 walk on one device: one CTA a SM, `WARPS` warps, each with its tiles of 16 rows. Bytes are of the whole chip unless named."""
@@ -68,7 +63,7 @@ class Placement:
     def smem_bytes_per_cta(self) -> int:
         """Dynamic shared memory of a CTA: weights, latent, row scales, base logits of every step."""
         weights = max(WARPS * self.smem_tiles * TILE_ROWS * RANK, 128)
-        return weights + LATENT_BYTES + 4 * self.rows_per_cta + LOOP_BYTES + base_bytes(self.rows_per_cta, self.steps)
+        return weights + LATENT_BYTES + 4 * self.rows_per_cta + LOOP_BYTES + 2 * self.rows_per_cta * self.steps
 
 
 def plan(vocab: int, rank: int, device: DeviceSpec, *, steps: int = 16, rf_tiles: int = MAX_REGISTER_TILES) -> Placement:

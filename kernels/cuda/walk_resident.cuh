@@ -47,7 +47,7 @@ struct Resident {
     alignas(16) float2 row_scale[kRows / 2];  // rows g and g + 8 of a tile side by side
     LoopState shared;
     alignas(8) uint64_t loaded;
-    alignas(16) uint16_t base[BaseSlices<kRows>::kPitch];  // of step 0; those of the other steps follow
+    alignas(16) uint16_t base[kRows];  // of step 0; the other steps follow, [steps, kRows] in all
   };
 
   const Params& p;
@@ -58,29 +58,32 @@ struct Resident {
   const uint4* shared_tiles = reinterpret_cast<const uint4*>(smem.weights) + warp * kFragments * 32 + lane;
   uint4 a[S.tiles_rf ? S.tiles_rf : 1][kSteps];
   uint4 ring[kRing];
-  const BaseSlices<kRows> base{smem.base, p};
 
   __device__ void load() {
     const uint4* weights = p.weights + static_cast<int64_t>(blockIdx.x) * kRows * kRank / 16;
-    const BulkCopies copies{&smem.loaded};
-    if (threadIdx.x == 0) {
-      copies.open(kSmemWeightBytes + sizeof(smem.row_scale) + base.bytes());
-      if constexpr (kFragments > 0) copies.copy(smem.weights, weights + kWarps * S.tiles_rf * kSteps * 32, kSmemWeightBytes);
-      copies.copy(smem.row_scale, p.row_scale + blockIdx.x * kRows, sizeof(smem.row_scale));
-      base.fetch(copies);
-    }
+    if constexpr (kFragments > 0)
+      if (threadIdx.x == 0) {
+        cuda::ptx::mbarrier_init(&smem.loaded, 1);
+        cuda::ptx::fence_mbarrier_init(cuda::ptx::sem_release, cuda::ptx::scope_cluster);
+        cuda::ptx::mbarrier_arrive_expect_tx(cuda::ptx::sem_release, cuda::ptx::scope_cta, cuda::ptx::space_shared, &smem.loaded,
+                                             kSmemWeightBytes);
+        cuda::ptx::cp_async_bulk(cuda::ptx::space_cluster, cuda::ptx::space_global, smem.weights,
+                                 weights + kWarps * S.tiles_rf * kSteps * 32, kSmemWeightBytes, &smem.loaded);
+      }
 #pragma unroll
     for (int j = 0; j < S.tiles_rf; j++)
 #pragma unroll
       for (int k = 0; k < kSteps; k++) a[j][k] = load_once(weights + ((warp * S.tiles_rf + j) * kSteps + k) * 32 + lane);
+    fetch_base(smem.base, p, kRows, threadIdx.x, kThreads);
+    for (int i = threadIdx.x; i < kRows / 4; i += kThreads) copy_async_16(smem.row_scale + 2 * i, p.row_scale + blockIdx.x * kRows + 4 * i);
+    copy_async_wait();
     __syncthreads();
-    copies.wait();
-    base.mask(kThreads);
-    copy_async_wait();  // the anchor's latent
-    __syncthreads();
-    if constexpr (kFragments > 0)
+    if constexpr (kFragments > 0) {
+      while (!cuda::ptx::mbarrier_try_wait_parity(&smem.loaded, 0)) {
+      }
 #pragma unroll
       for (int i = 0; i < kRing; i++) ring[i] = shared_tiles[i * 32];
+    }
   }
 
   // This thread's best row of the step. Every row of the CTA is some thread's.
@@ -88,7 +91,7 @@ struct Resident {
   // A group's MMAs leave only two integers a thread. What turns them into logits waits for `kSettled` groups, so that its latency is paid
   // once for all of them; more would need more registers than there are.
   __device__ Candidate score(int step) {
-    constexpr int kSettled = kGroups > 3 ? 2 : 3;
+    constexpr int kSettled = 3;
     const uint4* chunks = latent.chunks(shared.latent_slot);
     const float latent_scale = latent.scale(shared.latent_slot);
     uint4 ahead = chunks[0];
@@ -140,10 +143,10 @@ struct Resident {
 
   // The better of this thread's two rows of a group.
   __device__ Candidate settle(int step, int group, const int32_t (&sums)[2], float latent_scale) const {
-    const uint16_t* logits = base.rows(step) + row(group);
+    const uint16_t* base = smem.base + step * kRows + row(group);
     const float2 scale = smem.row_scale[row(group) / 16 * 8 + g];
-    float low = score_int8(widen(logits[0]), scale.x, latent_scale, sums[0]);
-    float high = score_int8(widen(logits[8]), scale.y, latent_scale, sums[1]);
+    float low = score_int8(widen(base[0]), scale.x, latent_scale, sums[0]);
+    float high = score_int8(widen(base[8]), scale.y, latent_scale, sums[1]);
     round_bf16(low, high);
     return Candidate::better(Candidate::of(low, row(group)), Candidate::of(high, row(group) + 8));
   }

@@ -37,8 +37,7 @@ struct Streaming {
     alignas(16) uint8_t latent[Latent::kSmemBytes];
     alignas(16) float row_scale[kRows];
     LoopState shared;
-    alignas(8) uint64_t loaded;
-    alignas(16) uint16_t base[BaseSlices<kRows>::kPitch];  // of step 0; those of the other steps follow
+    alignas(16) uint16_t base[kRows];  // of step 0; the other steps follow, [steps, kRows] in all
   };
 
   const Params& p;
@@ -49,7 +48,6 @@ struct Streaming {
   const uint4* weights = p.weights + static_cast<int64_t>(blockIdx.x * S.warps + warp) * kUnits * 256 + lane;
   const uint64_t policy = l2_policy(S.kept_percent / 100.0f);
   uint4 ring[S.depth][8];
-  const BaseSlices<kRows> base{smem.base, p};
 
   // Unit `unit` of a step, or of the next one, into its ring slot.
   __device__ void refill(int slot, int unit) {
@@ -59,32 +57,27 @@ struct Streaming {
   }
 
   __device__ void load() {
-    const BulkCopies copies{&smem.loaded};
-    if (threadIdx.x == 0) {
-      copies.open((S.bf16 ? 0 : sizeof(smem.row_scale)) + base.bytes());
-      if constexpr (!S.bf16) copies.copy(smem.row_scale, p.row_scale + blockIdx.x * kRows, sizeof(smem.row_scale));
-      base.fetch(copies);
-    }
 #pragma unroll
     for (int unit = 0; unit < S.depth; unit++) refill(unit, unit);
-    __syncthreads();
-    copies.wait();
-    base.mask(kThreads);
-    copy_async_wait();  // the anchor's latent
+    fetch_base(smem.base, p, kRows, threadIdx.x, kThreads);
+    if constexpr (!S.bf16)
+      for (int i = threadIdx.x; i < kRows / 4; i += kThreads)
+        copy_async_16(smem.row_scale + 4 * i, p.row_scale + blockIdx.x * kRows + 4 * i);
+    copy_async_wait();
     __syncthreads();
   }
 
   // The better of the two rows `row` and `row + 8` of a tile.
   __device__ Candidate offer(int step, int row, const Sum (&d)[4]) const {
-    const uint16_t* logits = base.rows(step) + row;
+    const uint16_t* base = smem.base + step * kRows + row;
     float low, high;
     if constexpr (S.bf16) {
       low = d[0], high = d[2];
-      score_twice(low, high, widen(logits[0]), widen(logits[8]));
+      score_twice(low, high, widen(base[0]), widen(base[8]));
     } else {
       const float latent_scale = latent.scale(shared.latent_slot);
-      low = score_int8(widen(logits[0]), smem.row_scale[row], latent_scale, d[0] * 256 + d[1]);
-      high = score_int8(widen(logits[8]), smem.row_scale[row + 8], latent_scale, d[2] * 256 + d[3]);
+      low = score_int8(widen(base[0]), smem.row_scale[row], latent_scale, d[0] * 256 + d[1]);
+      high = score_int8(widen(base[8]), smem.row_scale[row + 8], latent_scale, d[2] * 256 + d[3]);
     }
     round_bf16(low, high);
     return Candidate::better(Candidate::of(low, row), Candidate::of(high, row + 8));

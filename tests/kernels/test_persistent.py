@@ -93,10 +93,10 @@ def wide_head(vocab: int) -> MarkovHead:
 
 
 def test_vocabularies_beyond_the_chip_name_the_backend_that_serves_them() -> None:
-    with pytest.raises(Unsupported, match=r"needs 17\.8 MB more than h200 keeps on chip .*backend=streaming_sm90 serves it"):
+    with pytest.raises(Unsupported, match=r"needs 17\.7 MB more than h200 keeps on chip .*backend=streaming_sm90 serves it"):
         prepare("resident_sm90", wide_head(248_320))
     with pytest.raises(
-        Unsupported, match=r"32 steps of base logits of 4608 rows need 316624 bytes .*; h200 has 232448; backend=sglang_greedy"
+        Unsupported, match=r"32 steps of base logits of 4608 rows need 316112 bytes .*; h200 has 232448; backend=sglang_greedy"
     ):
         prepare("streaming_sm90", wide_head(600_000), limits=Limits(1, 32))
 

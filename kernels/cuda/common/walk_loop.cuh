@@ -33,6 +33,7 @@ __device__ void walk_loop(Engine& engine, const Params& p) {
     engine.latent.fetch(0, latent_record<Latent>(p, static_cast<uint32_t>(max(int64_t{0}, min(*p.anchor, int64_t{0x7FFFFFFF})))));
   engine.load();
   if (kClocks && reports) p.clocks[0] = clock64();
+  int slot = 0;
   for (int step = 0; step < p.steps; step++) {
     const uint32_t warp_key = __reduce_max_sync(~0u, engine.score(step).key());
     if (lane == 0) engine.shared.warp_key[warp] = warp_key;
@@ -44,15 +45,14 @@ __device__ void walk_loop(Engine& engine, const Params& p) {
       // One of the CTAs' winners is the token: its W1 row starts on its way from HBM to L2 while they agree. (Every warp's winner: eight
       // times the rows for 0.1 us less head start, slower.)
       Latent::prefetch(record(blockIdx.x, key_row(key)));
-      int next = engine.shared.latent_slot, fetched = 0;  // from shared memory: a register kept through `score` would spill
+      int fetched = 0;
       const Winner winner = exchange.wait(step, [&](Winner leader) {
-        next = next + Latent::kSlotBytes < Latent::kSmemBytes ? next + Latent::kSlotBytes : 0;
-        if (++fetched >= Latent::kSlots) copy_async_wait();  // a slot is free again only when its copy has landed
-        engine.latent.fetch(next, record(leader.cta, leader.row));
+        if (++fetched > Latent::kSlots - 1) copy_async_wait();  // a slot is free again only when its copy has landed
+        engine.latent.fetch((slot + fetched) % Latent::kSlots * Latent::kSlotBytes, record(leader.cta, leader.row));
       });
-      __syncwarp();  // every lane has read the slot before
-      if (lane == 0) engine.shared.latent_slot = next;
-      if (blockIdx.x == 0 && lane == 0) p.tokens[step] = winner.cta * Engine::kRows + winner.row;
+      slot = (slot + fetched) % Latent::kSlots;
+      if (lane == 0) engine.shared.latent_slot = slot * Latent::kSlotBytes;
+      if (reports) p.tokens[step] = winner.cta * Engine::kRows + winner.row;
       if (kClocks && reports) p.clocks[step + 1] = clock64();
       copy_async_wait();
     }
