@@ -1,6 +1,7 @@
-"""The walk's own account of its steps: SM cycles stamped inside the kernel, turned into time by the measured clock.
+"""The walk's own account of its steps: cycles stamped inside the kernel, turned into time by the clock that the same stamps show.
 
-No host timer and no event touches this estimate, so it can confirm the slope that the samples give.
+No host timer and no event touches this estimate, so it can confirm the slope that the samples give. The SM clock beside a sample is
+read on an idle chip; the walk's own nanoseconds say at what clock its cycles really passed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def step_clocks(walk: ClockedWalk, subject: Subject, stopwatch: Stopwatch, round
 
     Raises:
         Incorrect: the clocked walk gives other tokens than the oracle.
-        ValueError: the stopwatch reads no SM clock, so cycles cannot become time.
+        ValueError: the wall clock inside the walk stood still, so cycles cannot become time.
     """
     steps = subject.cell["steps"]
     subject.load(0)
@@ -34,8 +35,9 @@ def step_clocks(walk: ClockedWalk, subject: Subject, stopwatch: Stopwatch, round
 
 
 def _one_replay(walk: ClockedWalk, replay: Callable[[], None], stopwatch: Stopwatch, steps: int) -> Sequence[float]:
-    (reading,) = stopwatch.time_calls([Shot(replay, "cold")])
-    if reading.clock_mhz <= 0:
-        raise ValueError("in-kernel clocks need an SM clock, and this stopwatch reads none")
-    cycles = walk.step_cycles()[: steps + 1].cpu().diff()
-    return [count / reading.clock_mhz for count in cycles.tolist()]
+    stopwatch.time_calls([Shot(replay, "cold")])
+    cycles, nanoseconds = walk.step_stamps()[: steps + 1].cpu().diff(dim=0).unbind(dim=1)
+    walk_ns, walk_cycles = int(nanoseconds.sum()), int(cycles.sum())
+    if walk_ns <= 0:
+        raise ValueError(f"in-kernel clocks need a wall clock, and it passed {walk_ns} ns in {walk_cycles} cycles")
+    return [count * walk_ns / walk_cycles / 1e3 for count in cycles.tolist()]

@@ -71,8 +71,8 @@ class PersistentWalk:
             )
         )
 
-    def step_cycles(self) -> Tensor:
-        """[max_steps + 1] int64 SM cycles of CTA 0, see `kernels.walk.ClockedWalk`; needs the option clocks=true."""
+    def step_stamps(self) -> Tensor:
+        """[max_steps + 1, 2] int64 cycles and nanoseconds of CTA 0, see `kernels.walk.ClockedWalk`; needs the option clocks=true."""
         if self.clocks is None:
             raise ValueError(f"{self.name} was prepared without in-kernel clocks; pass backend.options.clocks=true.")
         return self.clocks

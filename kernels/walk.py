@@ -176,6 +176,7 @@ class Backend(Protocol):
 class ClockedWalk(PreparedWalk, Protocol):
     """A prepared walk that also stamps its own steps, for a second estimate of the slope that no host timer touches."""
 
-    def step_cycles(self) -> Tensor:
-        """[steps + 1] int64: the SM cycle counter of CTA 0 when step 0 starts and when each step's token is known, for the last launch."""
+    def step_stamps(self) -> Tensor:
+        """[at least steps + 1, 2] int64, of CTA 0 and the last launch: SM cycles and wall-clock nanoseconds when step 0 starts and when
+        each step's token is known. Cycles resolve a step; the nanoseconds tell at what clock they passed."""
         ...

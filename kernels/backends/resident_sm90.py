@@ -26,7 +26,7 @@ class ResidentOptions:
 
     rf_tiles:   16-row tiles a warp keeps in registers; the others go to shared memory
     exchange:   "pair" (fastest; leans on sm_90 hardware) or "mailboxes" (promised by the PTX memory model; needs rf_tiles <= 5)
-    clocks:     stamp the SM clock at every step
+    clocks:     stamp cycles and nanoseconds at every step
     spin_limit: polls after which a waiting CTA traps; 0 waits for ever
     """
 
@@ -90,5 +90,5 @@ class ResidentSm90:
                 cubin_sha256=kernel.cubin_sha256,
                 source_sha256=kernel.source_sha256,
             ),
-            clocks=torch.zeros(limits.max_steps + 1, dtype=torch.int64, device=markov.device) if self.options.clocks else None,
+            clocks=torch.zeros(limits.max_steps + 1, 2, dtype=torch.int64, device=markov.device) if self.options.clocks else None,
         )

@@ -150,5 +150,5 @@ class StreamingSm90:
                 cubin_sha256=kernel.cubin_sha256,
                 source_sha256=kernel.source_sha256,
             ),
-            clocks=torch.zeros(limits.max_steps + 1, dtype=torch.int64, device=markov.device) if self.options.clocks else None,
+            clocks=torch.zeros(limits.max_steps + 1, 2, dtype=torch.int64, device=markov.device) if self.options.clocks else None,
         )

@@ -19,7 +19,7 @@ struct ResidentShape {
   int tiles_rf;    // 16-row tiles a warp holds in registers (32 registers a thread each)
   int tiles_smem;  // 16-row tiles a warp holds in shared memory
   int max_ctas;
-  bool clocks;  // stamp the SM clock at every step
+  bool clocks;  // stamp cycles and nanoseconds at every step
 };
 
 template <ResidentShape S>

@@ -155,11 +155,11 @@ def test_clocks_only_where_they_were_asked_for(name: str, head: MarkovHead, reco
     assert isinstance(plain, ClockedWalk)
     assert isinstance(clocked, ClockedWalk)
     with pytest.raises(ValueError, match=f"{name} was prepared without in-kernel clocks; pass backend.options.clocks=true"):
-        plain.step_cycles()
-    assert clocked.step_cycles().tolist() == [0] * 8
+        plain.step_stamps()
+    assert clocked.step_stamps().tolist() == [[0, 0]] * 8
     inputs = synthetic_inputs(1_000, 7, 1)
     clocked.launch(inputs, Draft.like(inputs))
-    assert recorder.launches[0].clocks == clocked.step_cycles().data_ptr()
+    assert recorder.launches[0].clocks == clocked.step_stamps().data_ptr()
 
 
 def test_resources_of_the_walks(head: MarkovHead, recorder: Recorder) -> None:

@@ -13,7 +13,7 @@ struct Params {
   int64_t* tokens;           // [steps]
   uint64_t* mail;            // the exchange's words (common/exchange.cuh)
   uint32_t* round;           // launches since the state was made; survives graph replays
-  int64_t* clocks;           // [steps + 1] SM cycles of CTA 0, or null
+  int64_t* clocks;           // [steps + 1, 2] SM cycles and nanoseconds of CTA 0, or null
   int64_t base_step_stride;  // elements between two steps of `base`
   int32_t vocab;             // rows of W2
   int32_t latent_vocab;      // token ids are clamped below this; rows of W1 that count

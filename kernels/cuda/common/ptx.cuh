@@ -35,6 +35,13 @@ __device__ inline void copy_async_4(void* shared, const void* global) {
 }
 __device__ inline void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
+// 10.29: the wall clock in nanoseconds, the same for all SMs; it ticks coarsely.
+__device__ inline uint64_t globaltimer_ns() {
+  uint64_t now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
+  return now;
+}
+
 // 9.7.9.15: start bringing a line into L2.
 __device__ inline void prefetch_l2(const void* global) { asm volatile("prefetch.global.L2 [%0];" ::"l"(global)); }
 

@@ -20,6 +20,17 @@ __device__ const uint8_t* latent_record(const Params& p, uint32_t token) {
   return p.latents + static_cast<uint64_t>(min(token, static_cast<uint32_t>(p.latent_vocab - 1))) * Latent::kRecordBytes;
 }
 
+// Stamp `index` of the clocks: SM cycles for resolution, nanoseconds because the SM clock under load need not be the one seen beside a
+// sample.
+template <bool kClocks>
+__device__ void stamp(const Params& p, int index) {
+  if constexpr (kClocks) {
+    if (blockIdx.x > 0 || threadIdx.x > 0) return;
+    p.clocks[2 * index] = clock64();
+    p.clocks[2 * index + 1] = static_cast<int64_t>(globaltimer_ns());
+  }
+}
+
 template <bool kClocks, class Exchange, class Engine>
 __device__ void walk_loop(Engine& engine, const Params& p) {
   using Latent = typename Engine::Latent;
@@ -32,7 +43,7 @@ __device__ void walk_loop(Engine& engine, const Params& p) {
   if (warp == 0)
     engine.latent.fetch(0, latent_record<Latent>(p, static_cast<uint32_t>(max(int64_t{0}, min(*p.anchor, int64_t{0x7FFFFFFF})))));
   engine.load();
-  if (kClocks && reports) p.clocks[0] = clock64();
+  stamp<kClocks>(p, 0);
   int slot = 0;
   for (int step = 0; step < p.steps; step++) {
     const uint32_t warp_key = __reduce_max_sync(~0u, engine.score(step).key());
@@ -53,7 +64,7 @@ __device__ void walk_loop(Engine& engine, const Params& p) {
       slot = (slot + fetched) % Latent::kSlots;
       if (lane == 0) engine.shared.latent_slot = slot * Latent::kSlotBytes;
       if (reports) p.tokens[step] = winner.cta * Engine::kRows + winner.row;
-      if (kClocks && reports) p.clocks[step + 1] = clock64();
+      stamp<kClocks>(p, step + 1);
       copy_async_wait();
     }
     __syncthreads();  // the next latent is there

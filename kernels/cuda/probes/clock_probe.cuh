@@ -4,12 +4,6 @@
 
 namespace wts {
 
-__device__ inline uint64_t globaltimer_ns() {
-  uint64_t now;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
-  return now;
-}
-
 // The timer ticks coarsely, so the window starts and ends on a tick.
 __device__ inline uint64_t next_tick_ns(uint64_t after) {
   uint64_t now;
