@@ -50,7 +50,7 @@ def draw(results: Path, device: str) -> Figure:
     figure = plt.figure(figsize=(PAGE_IN, 1.95))
     foot = note(figure, _foot(run))
     axes = figure.add_axes((0.155, foot + 0.17, 0.83, 0.98 - foot - 0.30))
-    limit = 1.17 * max(chain[-1].end_us for chain in rows.values())
+    limit = 1.25 * max(chain[-1].end_us for chain in rows.values())
     for place, variant in enumerate(ROWS):
         _draw_row(axes, -place, rows[variant], fits[variant], variant)
     _cut(axes, 0, rows["sglang_folded"], fits["sglang_folded"])

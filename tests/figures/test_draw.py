@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from figures.draw import draw, known_figures, main
+from figures.style import styled
 from tests.data import make_runs
+
+RESULTS = Path(__file__).resolve().parent.parent.parent / "results"
 
 
 def test_every_figure_of_the_folder_is_known_by_its_number() -> None:
@@ -24,6 +28,21 @@ def test_all_figures_are_drawn_as_pdf_and_png(results: Path, tmp_path: Path, cap
 def test_a_redrawn_figure_has_the_same_bytes(results: Path, tmp_path: Path) -> None:
     first, second = (draw("fig04_timeline", results, tmp_path / name) for name in ("a", "b"))
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
+@pytest.mark.parametrize("name", known_figures().values())
+def test_no_text_of_the_committed_figures_is_cut_off(name: str) -> None:
+    """On the records in results/, not on fixtures: a label that fits other numbers may run off the page."""
+    with styled():
+        figure = import_module(f"figures.{name}").draw(RESULTS, "h200")
+        figure.set_dpi(300)  # as it is saved
+        figure.canvas.draw()
+        placed = [text for axes in figure.axes for text in (*axes.texts, axes.title, axes.xaxis.label, axes.yaxis.label)]
+        for text in (*figure.texts, *placed):
+            if text.get_text().strip():
+                box, page = text.get_window_extent(), figure.bbox
+                inside = page.x0 <= box.x0 and box.x1 <= page.x1 and page.y0 <= box.y0 and box.y1 <= page.y1
+                assert inside, f"{text.get_text()!r} at {box.extents} on a page of {page.extents}"
 
 
 def test_missing_data_names_its_command_after_the_others_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
