@@ -30,7 +30,7 @@ APT = "build-essential"  # Triton compiles its launcher with the host's compiler
 SOURCES = ("kernels", "experiments", "configs")  # the rooms that decide a number; `revision.digest` covers them
 TIMEOUT_S = 3600
 HERE = Path(__file__).resolve().parent.parent  # the repository, where the file is imported on this side
-THERE = "/root/weights-that-stay"  # the same rooms in the container
+THERE = "/opt/weights-that-stay"  # the same rooms in the container
 
 app = modal.App("weights-that-stay")
 image = (
