@@ -56,7 +56,7 @@ class SglangFolded:
         markov = admit_head(self.name, head, MarkovHead)
         admit_limits(self.name, limits, sampling=True)
         if importlib.util.find_spec("triton") is None:
-            raise Unsupported("sglang_folded needs Triton, which is not installed; run: pip install triton==3.6.0")
+            raise Unsupported("sglang_folded needs Triton, which is not installed; run: pip install -e '.[gpu]'")
         from kernels.exponential_race import interpreted
 
         if markov.device.type != "cuda" and not interpreted():

@@ -20,7 +20,7 @@ from kernels.walk import Draft, Limits, Rounding, Unsupported, WalkInputs
 CPU = load("cpu")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")  # numpy talks about the NaN that the interpreter makes
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="needs Triton; install it with: pip install triton==3.6.0")
+needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="needs Triton; install it with: pip install -e '.[gpu]'")
 BF16 = torch.bfloat16
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -169,7 +169,7 @@ def test_mixed_rows() -> None:
 
 def test_without_triton_it_explains_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(Unsupported, match=r"Triton, which is not installed; run: pip install triton"):
+    with pytest.raises(Unsupported, match=r"Triton, which is not installed; run: pip install -e '.\[gpu\]'"):
         prepared()
 
 

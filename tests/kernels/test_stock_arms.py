@@ -17,7 +17,7 @@ from kernels.walk import Draft, Limits, NanRule, Unsupported, WalkInputs
 
 TORCH_ARMS = ["sglang_greedy", "vllm_addmm"]
 needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="needs Triton; install it with: pip install triton==3.6.0"
+    importlib.util.find_spec("triton") is None, reason="needs Triton; install it with: pip install -e '.[gpu]'"
 )
 ARMS = [*TORCH_ARMS, pytest.param("sglang_folded", marks=needs_triton)]
 CPU = load("cpu")
