@@ -1,6 +1,6 @@
 """Two Triton kernels that draw x = argmax_v softmax(l / T)_v / E_v with E_v ~ Exp(1): an exponential race.
 
-Source: section 1.1, items 5 and 6, of the notes on public baselines (SGLang's fast sampler). A greedy row uses E = 1, so it is a
+Source: the fast sampler of SGLang's `kernels/ops/speculative/dspark/dspark_draft_model.py`. A greedy row uses E = 1, so it is a
 plain argmax with the lowest index on ties, as far as exp resolves: two logits closer than about 2^-25 T are a tie.
 Keys stay defined everywhere: NaN and -inf lanes are out of the race (key -1), +inf beats every finite logit, a
 tile or a row with nobody in the race gives way, and then token 0.

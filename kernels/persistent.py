@@ -91,7 +91,7 @@ def admit(name: str, head: Head, limits: Limits, device: DeviceSpec) -> MarkovHe
     if markov.rank != RANK:
         raise Unsupported(f"{name} serves rank {RANK} only; got rank {markov.rank}; backend=sglang_greedy serves every rank.")
     if device.arch != "sm_90a":
-        raise Unsupported(f"{name} needs sm_90a; device={device.name} is {device.arch}.")
+        raise Unsupported(f"{name} needs sm_90a; device={device.name} is {device.arch}; choose device=h100 or h200, or backend=reference.")
     return markov
 
 

@@ -74,10 +74,14 @@ def plan(vocab: int, rank: int, device: DeviceSpec, *, steps: int = 16, rf_tiles
     Raises:
         Unsupported: another rank, a device without the instructions, or a W2 that does not fit; says by how much and what would serve it.
     """
+    if vocab < 1 or steps < 1:
+        raise ValueError(f"a walk needs vocab and steps of at least 1; got {vocab} and {steps}.")
     if rank != RANK:
         raise Unsupported(f"resident_sm90 serves rank {RANK} only; got rank {rank}; backend=sglang_greedy serves every rank.")
     if device.arch != "sm_90a":
-        raise Unsupported(f"resident_sm90 needs sm_90a; device={device.name} is {device.arch}.")
+        raise Unsupported(
+            f"resident_sm90 needs sm_90a; device={device.name} is {device.arch}; choose device=h100 or h200, or backend=reference."
+        )
     if not 0 <= rf_tiles <= 9:
         raise ValueError(f"rf_tiles must be 0 to 9 tiles a warp; got {rf_tiles}.")
     rows_per_tile_row = WARPS * TILE_ROWS

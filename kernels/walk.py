@@ -123,6 +123,11 @@ class Resources:
     source_sha256: str = ""
 
 
+@dataclass(frozen=True)
+class NoOptions:
+    """The options of a backend that has nothing to choose: the original's defaults."""
+
+
 class Head(Protocol):
     """Weights of a serial head, on one device. Each head file adds its own tensors and its exact reference step."""
 

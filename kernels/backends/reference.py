@@ -16,7 +16,7 @@ from kernels.walk import Draft, Head, Limits, NanRule, Resources, Rounding, Unsu
 
 @register
 class Reference:
-    """The greedy oracle under one rounding rule. On a GPU it synchronises, so it is not for graph capture."""
+    """The greedy oracle under one rounding rule."""
 
     name: ClassVar[str] = "reference"
     archs: ClassVar[tuple[str, ...]] = ("cpu",)

@@ -25,7 +25,7 @@ class ResidentOptions:
     """How the resident walk is laid out and watched.
 
     rf_tiles:   16-row tiles a warp keeps in registers; the others go to shared memory
-    exchange:   "pair" (fastest; leans on sm_90 hardware) or "mailboxes" (promised by the PTX memory model; needs rf_tiles <= 5)
+    exchange:   "pair" (fastest; leans on sm_90 hardware) or "mailboxes" (promised by the PTX memory model; may need rf_tiles=5)
     clocks:     stamp cycles and nanoseconds at every step
     spin_limit: polls after which a waiting CTA traps; 0 waits for ever
     """
@@ -37,6 +37,8 @@ class ResidentOptions:
     spin_limit: int = 0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.rf_tiles <= 9 or self.spin_limit < 0:
+            raise ValueError(f"resident_sm90 has rf_tiles from 0 to 9 and spin_limit >= 0; got {self.rf_tiles} and {self.spin_limit}.")
         admit_exchange(self.exchange)
 
 

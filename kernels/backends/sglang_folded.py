@@ -1,7 +1,7 @@
 """SGLang's default DSpark walk with folded sampling, with all its costs: the headline baseline.
 
-Stands for: SGLang's `speculative/dspark_components/dspark_draft_sampler.py` (as of 04d916b) with SGLANG_DSPARK_FOLDED_SAMPLING=AUTO,
-section 1.1 of the notes on public baselines. A step is seven launches: W1 row gather, bf16 linear, bf16 add with the strided slice of
+Stands for: SGLang's `speculative/dspark_components/dspark_draft_sampler.py` (as of 04d916b) with SGLANG_DSPARK_FOLDED_SAMPLING=AUTO.
+A step is seven launches: W1 row gather, bf16 linear, bf16 add with the strided slice of
 the base logits, an Exp(1) fill of fp32 [batch, vocab] (greedy rows too, default CUDA generator), the mask's conversion to int32,
 the two-kernel sampler. After the loop: tokens stacked, corrected logits concatenated and copied to a static buffer, tokens copied out.
 
@@ -17,7 +17,6 @@ What differs from the original, and by how much:
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -28,7 +27,7 @@ from kernels.admission import admit_head, admit_limits, admit_walk
 from kernels.device import DeviceSpec
 from kernels.heads.markov import MarkovHead
 from kernels.registry import register
-from kernels.walk import Draft, Head, Limits, NanRule, Resources, Rounding, Unsupported, WalkInputs
+from kernels.walk import Draft, Head, Limits, NanRule, NoOptions, Resources, Rounding, Unsupported, WalkInputs
 
 MIN_TEMPERATURE = 1e-5
 
@@ -40,17 +39,11 @@ class SglangFolded:
     name: ClassVar[str] = "sglang_folded"
     archs: ClassVar[tuple[str, ...]] = ("cuda",)
     nan_rule: ClassVar[NanRule] = NanRule.LOSES
+    rounding: ClassVar[Rounding] = Rounding.TWICE
+    Options: ClassVar[type[NoOptions]] = NoOptions
 
-    @dataclass(frozen=True)
-    class Options:
-        """None: the original's defaults."""
-
-    def __init__(self, options: Options) -> None:
-        self._options = options
-
-    @property
-    def rounding(self) -> Rounding:
-        return Rounding.TWICE
+    def __init__(self, options: NoOptions) -> None:
+        pass
 
     def prepare(self, head: Head, limits: Limits, device: DeviceSpec) -> FoldedPrepared:
         markov = admit_head(self.name, head, MarkovHead)

@@ -1,6 +1,6 @@
 """SGLang's greedy-only folded walk: what the default falls back to when folded sampling is off or does not fit.
 
-Stands for: section 1.2 of the notes on public baselines. A step is: W1 row gather, bf16 linear, bf16 add with the strided slice of the
+Stands for: the greedy branch of SGLang's `speculative/dspark_components/dspark_draft_sampler.py`. A step is: W1 row gather, bf16 linear, bf16 add with the strided slice of the
 base logits, torch argmax (lowest index on ties, NaN wins). Tokens are stacked and copied out; no corrected logits are kept.
 Left out: the lm_head GEMM before the walk and the token synchronisation across tensor-parallel ranks. Added: one tiny kernel a walk
 that clamps the anchor into the vocabulary.
@@ -19,7 +19,7 @@ from kernels.admission import admit_head, admit_limits, admit_walk
 from kernels.device import DeviceSpec
 from kernels.heads.markov import MarkovHead
 from kernels.registry import register
-from kernels.walk import Draft, Head, Limits, NanRule, Resources, Rounding, WalkInputs
+from kernels.walk import Draft, Head, Limits, NanRule, NoOptions, Resources, Rounding, WalkInputs
 
 
 @register
@@ -29,17 +29,11 @@ class SglangGreedy:
     name: ClassVar[str] = "sglang_greedy"
     archs: ClassVar[tuple[str, ...]] = ("cuda",)
     nan_rule: ClassVar[NanRule] = NanRule.WINS
+    rounding: ClassVar[Rounding] = Rounding.TWICE
+    Options: ClassVar[type[NoOptions]] = NoOptions
 
-    @dataclass(frozen=True)
-    class Options:
-        """None: the original's defaults."""
-
-    def __init__(self, options: Options) -> None:
-        self._options = options
-
-    @property
-    def rounding(self) -> Rounding:
-        return Rounding.TWICE
+    def __init__(self, options: NoOptions) -> None:
+        pass
 
     def prepare(self, head: Head, limits: Limits, device: DeviceSpec) -> GreedyPrepared:
         admit_limits(self.name, limits, sampling=False)

@@ -55,7 +55,7 @@ class StreamingOptions:
     def __post_init__(self) -> None:
         if self.weights not in _TUNED:
             raise ValueError(f"streaming_sm90 has weights int8 or bf16; got {self.weights!r}.")
-        for name, lowest, highest in (("warps", 1, 32), ("depth", 1, 4), ("kept_percent", 0, 100)):
+        for name, lowest, highest in (("warps", 1, 32), ("depth", 1, 4), ("kept_percent", 0, 100), ("spin_limit", 0, 2**31 - 1)):
             value = getattr(self, name)
             if value is not None and not lowest <= value <= highest:
                 raise ValueError(f"streaming_sm90 has {name} from {lowest} to {highest}; got {value}.")

@@ -1,6 +1,6 @@
 """vLLM's walk with the bias folded into the GEMM: logits = base + u W2^T as one addmm with beta = 1, one rounding.
 
-Stands for: vLLM PR 50737 (open), section 1.10 of the notes on public baselines. Samples lie step-major, so that the step's base logits
+Stands for: vLLM pull request 50737 (open). Samples lie step-major, so that the step's base logits
 [batch, vocab] are contiguous and the GEMM updates them in place; then torch argmax (NaN wins). cuBLAS accumulates in fp32 and
 adds the base before the one rounding.
 
@@ -12,7 +12,6 @@ Left out: the lm_head GEMM, the LogitsProcessor's checks, and vLLM's own greedy_
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -23,7 +22,7 @@ from kernels.admission import admit_head, admit_limits, admit_walk
 from kernels.device import DeviceSpec
 from kernels.heads.markov import MarkovHead
 from kernels.registry import register
-from kernels.walk import Draft, Head, Limits, NanRule, Resources, Rounding, WalkInputs
+from kernels.walk import Draft, Head, Limits, NanRule, NoOptions, Resources, Rounding, WalkInputs
 
 
 @register
@@ -33,17 +32,11 @@ class VllmAddmm:
     name: ClassVar[str] = "vllm_addmm"
     archs: ClassVar[tuple[str, ...]] = ("cuda",)
     nan_rule: ClassVar[NanRule] = NanRule.WINS
+    rounding: ClassVar[Rounding] = Rounding.ONCE
+    Options: ClassVar[type[NoOptions]] = NoOptions
 
-    @dataclass(frozen=True)
-    class Options:
-        """None: the original's defaults."""
-
-    def __init__(self, options: Options) -> None:
-        self._options = options
-
-    @property
-    def rounding(self) -> Rounding:
-        return Rounding.ONCE
+    def __init__(self, options: NoOptions) -> None:
+        pass
 
     def prepare(self, head: Head, limits: Limits, device: DeviceSpec) -> AddmmPrepared:
         admit_limits(self.name, limits, sampling=False)

@@ -159,10 +159,7 @@ struct Resident {
 
 template <ResidentShape S, template <int> class Exchange>
 __device__ void walk_resident(const Params& p) {
-  extern __shared__ __align__(128) uint8_t dynamic_smem[];
-  auto& smem = *reinterpret_cast<typename Resident<S>::Smem*>(dynamic_smem);
-  Resident<S> engine{p, smem, smem.shared, {smem.latent}};
-  walk_loop<S.clocks, Exchange<S.max_ctas>>(engine, p);
+  run_walk<Resident<S>, S.clocks, Exchange<S.max_ctas>>(p);
 }
 
 }  // namespace wts

@@ -132,10 +132,7 @@ struct Streaming {
 
 template <StreamingShape S, template <int> class Exchange>
 __device__ void walk_streaming(const Params& p) {
-  extern __shared__ __align__(128) uint8_t dynamic_smem[];
-  auto& smem = *reinterpret_cast<typename Streaming<S>::Smem*>(dynamic_smem);
-  Streaming<S> engine{p, smem, smem.shared, {smem.latent}};
-  walk_loop<S.clocks, Exchange<S.max_ctas>>(engine, p);
+  run_walk<Streaming<S>, S.clocks, Exchange<S.max_ctas>>(p);
 }
 
 }  // namespace wts

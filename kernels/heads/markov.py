@@ -1,6 +1,6 @@
 """The vanilla Markov head: u = W1[previous], logits = base + W2 u. Weights and exact reference step.
 
-Source: section 0 of the notes on public baselines; DSpark checkpoints name the tensors `markov_head.markov_w{1,2}.weight`.
+Source: DeepSpec's `deepspec/modeling/dspark/markov_head.py`; DSpark checkpoints name the tensors `markov_head.markov_w{1,2}.weight`.
 """
 
 from __future__ import annotations

@@ -72,4 +72,13 @@ __device__ void walk_loop(Engine& engine, const Params& p) {
   if (reports) *p.round += 1;
 }
 
+// The body of a kernel: an engine over the CTA's dynamic shared memory, and the loop.
+template <class Engine, bool kClocks, class Exchange>
+__device__ void run_walk(const Params& p) {
+  extern __shared__ __align__(128) uint8_t dynamic_smem[];
+  auto& smem = *reinterpret_cast<typename Engine::Smem*>(dynamic_smem);
+  Engine engine{p, smem, smem.shared, {smem.latent}};
+  walk_loop<kClocks, Exchange>(engine, p);
+}
+
 }  // namespace wts
