@@ -115,9 +115,15 @@ def load_claims(path: Path = CLAIMS) -> Book:
     """The claims of `path`.
 
     Raises:
-        InvalidClaim: a wrong key, an unknown source, an id used twice; the message names the entry.
+        OSError: the file cannot be read.
+        InvalidClaim: no YAML, a wrong key, an unknown source, an id used twice; the message names the entry.
     """
-    data = yaml.safe_load(path.read_text())
+    try:
+        data = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InvalidClaim(f"{path} is not YAML ({' '.join(str(error).split())}); correct it there, or restore it from git.") from None
+    if not isinstance(data, dict) or not isinstance(data.get("claims"), list):
+        raise InvalidClaim(f"{path} has no list `claims`; correct it, or restore it from git.")
     claims = tuple(_claim(entry) for entry in data.pop("claims"))
     book = _build(Book, str(path), data | {"claims": claims})
     ids = [claim.id for claim in claims]
@@ -133,7 +139,9 @@ def load_claims(path: Path = CLAIMS) -> Book:
     return book
 
 
-def _claim(entry: dict[str, Any]) -> Claim:
+def _claim(entry: Any) -> Claim:
+    if not isinstance(entry, dict):
+        raise InvalidClaim(f"the claim {entry!r} is not a mapping; write it as `id: ...` with the keys of a claim.")
     name = str(entry.get("id"))
     query = entry.get("query")
     if query is not None:

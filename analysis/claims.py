@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,11 +35,14 @@ def _second_estimates(runs: Mapping[str, Run]) -> list[str]:
     for run in runs.values():
         fits = fit_run(run) if "samples" in run.tables else {}
         for variant, check in clock_checks(run, fits).items():
-            verdict = "agree" if check.agrees else "DISAGREE"
-            slope = fits[variant].slope_us
-            lines.append(
-                f"{variant}: {slope:.2f} us/step fitted, {check.step_us:.2f} by in-kernel clocks: they {verdict} within {check.bound:.0%}"
+            apart, allowed = f"{100 * abs(check.difference):.0f} %", f"{100 * check.bound:.0f} %"
+            verdict = (
+                f"they agree: they differ by {apart}, and {allowed} is allowed"
+                if check.agrees
+                else f"they differ by {apart}, more than the {allowed} allowed; see Measured facts in CONTRIBUTING.md"
             )
+            slope = fits[variant].slope_us
+            lines.append(f"{variant}: {slope:.2f} µs/step fitted over lengths, {check.step_us:.2f} by the clocks in the kernel: {verdict}")
     return lines
 
 
@@ -53,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--documents", type=Path, nargs="*", default=DOCUMENTS, help="the documents that quote numbers")
     arguments = parser.parse_args(argv)
     try:
+        os.listdir(arguments.results)  # a folder that is not there must not look like one without records
         book = load_claims(arguments.claims)
         runs = newest_runs(book, arguments.results)
         answers = answer_all(book, runs)
@@ -65,9 +70,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             for path in documents:
                 path.write_text(render(path.read_text(), answers, runs))
         unsupported = [line for path in documents for line in complaints(path, answers, runs)] if arguments.verify else []
-    except (InvalidRun, InvalidClaim, KeyError) as error:
+    except (InvalidRun, KeyError) as error:
         print(error.args[0], file=sys.stderr)
         return 1
+    except InvalidClaim as error:
+        print(error, file=sys.stderr)
+        return 2
+    except OSError as error:
+        reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        print(f"{reason}; give --results, --claims and --documents that are there and may be read.", file=sys.stderr)
+        return 2
     for line in unsupported:
         print(line, file=sys.stderr)
     return 1 if unsupported else 0

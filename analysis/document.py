@@ -15,6 +15,7 @@ from analysis.fits import slopes_table
 from analysis.load import Run
 
 ROOT = Path(__file__).resolve().parent.parent
+# CONTRIBUTING.md is left out: it holds working notes, with numbers of trials that no published record keeps.
 DOCUMENTS = (ROOT / "README.md", ROOT / "paper" / "report.typ")
 UNITS = {"us": "µs", "us/step": "µs/step"}
 _BLOCK = re.compile(

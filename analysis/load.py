@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,6 +16,21 @@ import pyarrow.parquet as pq
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 AGAIN = "measure it again, or copy the whole folder again from the machine that measured it"
+_WORDS = {dict: "a mapping", str: "a text", bool: "true or false", int: "a whole number"}
+# What the readers of run.json rely on, by path; the keys themselves stand in results/schema.json.
+_SHAPE: dict[tuple[str, ...], type] = {
+    ("run_id",): str,
+    ("experiment",): str,
+    ("config",): dict,
+    ("config", "device"): dict,
+    ("revision",): dict,
+    ("revision", "sha"): str,
+    ("revision", "dirty"): bool,
+    ("revision", "digest"): str,
+    ("device",): dict,
+    ("device", "spec"): str,
+    ("tables",): dict,
+}
 
 
 class InvalidRun(ValueError):
@@ -50,7 +65,7 @@ class Run:
     def hardware(self) -> str:
         """The GPU as the driver names it, or the name of its spec where there is none."""
         device = self.manifest["device"]
-        return device.get("name") or device.get("spec", "")
+        return str(device.get("name") or device["spec"])
 
     def table(self, name: str) -> pd.DataFrame:
         """The table called `name`; InvalidRun if this run did not write it."""
@@ -89,35 +104,23 @@ def load_run(path: Path | str) -> Run:
     return run
 
 
-def find_runs(root: Path | str, experiment: str, **where: Any) -> list[Run]:
-    """Runs of `experiment` under `root`, oldest first.
-
-    `where` keeps the runs whose run.json has these values: `status="ok"`, `device="h200"` (the name of its spec), `seed=0` ...
-    """
-    return [load_run(path) for path in _matching(Path(root), experiment, where)]
-
-
 def newest_run(root: Path | str, experiment: str, device: str | None = None) -> Run:
     """The newest run of `experiment` with status ok, on `device` if given.
 
     Raises:
         MissingResults: there is none; the error carries the command that measures it.
+        InvalidRun: that run, or the run.json of any other of `experiment`, must not be believed.
     """
-    where = {"status": "ok"} | ({"device": device} if device else {})
-    paths = list(_matching(Path(root), experiment, where))
+    folders = [path for path in sorted((Path(root) / experiment).glob("[!.]*")) if path.is_dir()]
+    paths = [path for path in folders if _is_ok(_manifest(path), device)]
     if not paths:
         on = f" on device={device}" if device else ""
         raise MissingResults(f"{root} holds no run of experiment={experiment}{on}", measure_command(experiment, device or "cpu"))
     return load_run(paths[-1])
 
 
-def _matching(root: Path, experiment: str, where: Mapping[str, Any]) -> Iterator[Path]:
-    for path in sorted((root / experiment).glob("[!.]*")):
-        if path.is_dir():
-            manifest = _manifest(path)
-            values = manifest | {"device": manifest["device"].get("spec")}
-            if all(values.get(key) == wanted for key, wanted in where.items()):
-                yield path
+def _is_ok(manifest: Mapping[str, Any], device: str | None) -> bool:
+    return manifest["status"] == "ok" and device in (None, manifest["device"]["spec"])
 
 
 def _manifest(path: Path) -> dict[str, Any]:
@@ -130,6 +133,8 @@ def _manifest(path: Path) -> dict[str, Any]:
         raise InvalidRun(f"{file} does not exist, so {path} is not a run; {AGAIN}.") from None
     except ValueError as error:
         raise InvalidRun(f"{file} is not JSON ({error}); {AGAIN}.") from None
+    if not isinstance(manifest, dict):
+        raise InvalidRun(f"{file} holds {_short(manifest)} where a mapping with the key schema_version must be; {AGAIN}.")
     version, known = manifest.get("schema_version"), schema()["schema_version"]
     if version != known:
         raise InvalidRun(
@@ -138,12 +143,30 @@ def _manifest(path: Path) -> dict[str, Any]:
     missing, unknown = set(schema()["run"]) - set(manifest), set(manifest) - set(schema()["run"])
     if missing or unknown:
         raise InvalidRun(f"{file} lacks the keys {sorted(missing)} and has the unknown keys {sorted(unknown)}; {AGAIN}.")
+    _check_shape(file, manifest)
     if manifest["status"] not in schema()["status"]:
         raise InvalidRun(f"{file} has status {manifest['status']!r}, which is none of {', '.join(schema()['status'])}; {AGAIN}.")
     if (manifest["run_id"], manifest["experiment"]) != (path.name, path.parent.name):
         own = f"{manifest['experiment']}/{manifest['run_id']}"
         raise InvalidRun(f"{file} describes {own} but lies in {path.parent.name}/{path.name}; move the folder to {own}.")
     return manifest
+
+
+def _check_shape(file: Path, manifest: Mapping[str, Any]) -> None:
+    shape = dict(_SHAPE)
+    for name in manifest["tables"] if isinstance(manifest["tables"], dict) else ():
+        shape |= {("tables", name): dict, ("tables", name, "rows"): int, ("tables", name, "sha256"): str}
+    for keys, kind in shape.items():
+        value: Any = manifest
+        for key in keys:  # parents stand before their children, so every parent is a mapping by now
+            value = value.get(key)
+        if not isinstance(value, kind):
+            raise InvalidRun(f"{file} has {'.'.join(keys)} = {_short(value)}, which must be {_WORDS[kind]}; {AGAIN}.")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _table(file: Path, name: str, manifest: Mapping[str, Any]) -> pd.DataFrame:
@@ -158,7 +181,7 @@ def _table(file: Path, name: str, manifest: Mapping[str, Any]) -> pd.DataFrame:
         raise InvalidRun(f"{file} was altered: its sha256 is {found[:12]}... but run.json says {stated['sha256'][:12]}...; {AGAIN}.")
     try:
         table = pq.read_table(file)
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowInvalid, OSError) as error:
         raise InvalidRun(f"{file} is not a parquet file ({error}); {AGAIN}.") from None
     wanted = {column: pa.type_for_alias(alias) for column, alias in schema()["tables"][name].items()}
     wrong = {column for column in wanted.keys() | set(table.column_names) if _type(table, column) != wanted.get(column)}

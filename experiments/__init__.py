@@ -1,1 +1,1 @@
-"""One file, one question put to the hardware. Importable without Hydra: only `run` and `plan` use it, inside functions."""
+"""One file, one question put to the hardware. Importable without Hydra: only `run` and `compose` import it, inside functions."""

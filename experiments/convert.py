@@ -35,7 +35,9 @@ def convert(cls: type[_T], data: Any, key: str = "") -> _T:
     known = {field.name: field for field in fields(typing.cast(Any, cls))}
     for name in data:
         if name not in known:
-            raise ConfigError(f"{_join(key, name)}: unknown key{nearest(str(name), known)}; {key or 'config'} has: {', '.join(known)}")
+            raise ConfigError(
+                f"{_join(key, name)}: unknown key{nearest(str(name), known)}; {key or 'config'} has: {', '.join(known) or 'none'}"
+            )
     for name, field in known.items():
         if name not in data and field.default is MISSING and field.default_factory is MISSING:
             raise ConfigError(f"{_join(key, name)}: missing")
@@ -43,7 +45,8 @@ def convert(cls: type[_T], data: Any, key: str = "") -> _T:
     try:
         return cls(**values)
     except ValueError as error:
-        raise ConfigError(_join(key, str(error))) from error
+        names_its_key = str(error).split(":")[0].split(" ")[0] in known
+        raise ConfigError(_join(key, str(error)) if names_its_key else f"{key}: {error}") from error
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -61,7 +64,7 @@ def _value(hint: Any, value: Any, key: str) -> Any:
     if hint is Any:
         return value
     if origin in (typing.Union, types.UnionType):
-        return _experiment(value, key)
+        return _optional(hint, value, key) if types.NoneType in typing.get_args(hint) else _experiment(value, key)
     if is_dataclass(hint):
         return convert(typing.cast(type, hint), value, key)
     if origin is tuple:
@@ -73,8 +76,19 @@ def _value(hint: Any, value: Any, key: str) -> Any:
     return _scalar(hint, value, key)
 
 
+def _optional(hint: Any, value: Any, key: str) -> Any:
+    """`T | None`, as backends' options have it."""
+    if value is None:
+        return None
+    (wanted,) = (each for each in typing.get_args(hint) if each is not types.NoneType)
+    try:
+        return _value(wanted, value, key)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; null is accepted too") from error
+
+
 def _experiment(value: Any, key: str) -> Any:
-    """The one union of the schema: the experiments, told apart by their name."""
+    """The one other union: the experiments, told apart by their name."""
     if not isinstance(value, Mapping) or "name" not in value:
         raise ConfigError(f"{key}.name: missing; it is one of: {', '.join(EXPERIMENTS)}")
     name = value["name"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+import tempfile
 import traceback
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -43,9 +44,10 @@ def execute(plan: Plan) -> Finished:
     """Run the experiment of `plan` and write its folder under `config.output`.
 
     Raises:
-        ConfigError: the plan asks for something that does not exist (nothing is written).
+        ConfigError: the plan asks for something that does not exist, or for an output that cannot be written (nothing is written).
         record.RecordError: the experiment's rows break the rules of a record (nothing is written).
     """
+    _assert_writable(Path(plan.config.output))
     started, before = datetime.now(UTC), gpu.state(plan.config.device)
     try:
         outcome = _question(plan).run(plan)
@@ -75,6 +77,22 @@ def execute_replica(plan: Plan, replica: int, into: Path) -> Status:
     partial.write_text(json.dumps({**part, "status": status, "reason": reason}))
     partial.replace(into / f"replica-{replica}.json")
     return status
+
+
+def _assert_writable(output: Path) -> None:
+    """Told before anything is measured. A folder is made and removed again where the first one of `output` would be made.
+
+    Raises:
+        ConfigError: no run folder can be made under `output`.
+    """
+    try:
+        nearest = next(place for place in (output.absolute(), *output.absolute().parents) if place.exists())
+        with tempfile.TemporaryDirectory(dir=nearest, prefix=".partial-"):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"output: no run can be written under {output} ({error.strerror}); choose another folder with output=..."
+        ) from error
 
 
 def _question(plan: Plan) -> Question:

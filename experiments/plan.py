@@ -33,8 +33,11 @@ class Plan:
         """Write the plan as JSON, whole or not at all."""
         data = {"config": self.config.as_dict(), "argv": list(self.argv), "revision": self.revision.as_dict()}
         partial = path.with_name(f".{path.name}.{os.getpid()}")
-        partial.write_text(json.dumps(data, indent=1) + "\n")
-        partial.replace(path)
+        try:
+            partial.write_text(json.dumps(data, indent=1) + "\n")
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def read(path: Path) -> Plan:
@@ -69,6 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Plan(compose(args.overrides), tuple(args.overrides), revision()).write(args.output)
     except (convert.ConfigError, NoRevision) as error:
         print(f"plan: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"plan: {args.output} cannot be written ({error.strerror}); make its folder first, or choose another -o", file=sys.stderr)
         return 2
     print(f"{args.output}: run it with: python -m experiments.run --plan {args.output}")
     return 0

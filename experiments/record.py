@@ -30,6 +30,22 @@ _TYPES = {
     "float64": (pa.float64(), (int, float)),
     "bool": (pa.bool_(), bool),
 }
+# What the readers of run.json rely on, by path; `analysis.load` asks the same, and neither imports the other.
+_SHAPE: dict[tuple[str, ...], type] = {
+    ("run_id",): str,
+    ("experiment",): str,
+    ("config",): dict,
+    ("config", "device"): dict,
+    ("revision",): dict,
+    ("revision", "sha"): str,
+    ("revision", "dirty"): bool,
+    ("revision", "digest"): str,
+    ("device",): dict,
+    ("device", "spec"): str,
+    ("tables",): dict,
+}
+_WORDS = {dict: "a mapping", str: "a text", bool: "true or false", int: "a whole number"}
+_AGAIN = "measure it again, or copy the whole folder again from the machine that measured it"
 _MEASURED = ("samples", "step_clocks")  # tables that only a run with status ok may have rows in
 
 
@@ -109,12 +125,10 @@ def load(folder: Path) -> Run:
     if folder.name.startswith(".") or not (folder / "run.json").is_file():
         raise RecordError(f"{folder} is not a finished run: it has no run.json, or was left by a run that did not finish")
     try:
-        meta = json.loads((folder / "run.json").read_text())
-        if meta.get("schema_version") != schema()["schema_version"]:
-            raise RecordError(f"schema_version {meta.get('schema_version')!r}; this code reads {schema()['schema_version']}")
+        meta = _manifest(folder / "run.json")
         tables = {name: _read(folder, name, listed) for name, listed in meta["tables"].items()}
         check(Run(meta, tables))
-    except (RecordError, OSError, KeyError, json.JSONDecodeError, pa.ArrowInvalid) as error:
+    except (OSError, KeyError, ValueError) as error:  # RecordError, broken JSON or text, and ArrowInvalid are all ValueErrors
         raise RecordError(f"{folder}: {error}") from error
     return Run(meta, tables)
 
@@ -147,6 +161,35 @@ def check(run: Run) -> None:
             raise RecordError(f"{name}: rows of another run than {meta['run_id']}")
     _check_times(run.tables)
     _check_cells(run.tables)
+
+
+def _manifest(file: Path) -> dict[str, Any]:
+    """run.json with every key that schema.json lists, each in the shape that its readers rely on."""
+    meta = json.loads(file.read_text())
+    if not isinstance(meta, dict):
+        raise RecordError(f"{file.name} holds {_short(meta)} where a mapping with the key schema_version must be; {_AGAIN}")
+    if meta.get("schema_version") != schema()["schema_version"]:
+        raise RecordError(
+            f"{file.name} has schema_version {meta.get('schema_version')!r}; this code reads {schema()['schema_version']}; {_AGAIN}"
+        )
+    missing, unknown = set(schema()["run"]) - set(meta), set(meta) - set(schema()["run"])
+    if missing or unknown:
+        raise RecordError(f"{file.name} lacks the keys {sorted(missing)} and has the unknown keys {sorted(unknown)}; {_AGAIN}")
+    shape = dict(_SHAPE)
+    for name in meta["tables"] if isinstance(meta["tables"], dict) else ():
+        shape |= {("tables", name): dict, ("tables", name, "rows"): int, ("tables", name, "sha256"): str}
+    for keys, kind in shape.items():
+        value: Any = meta
+        for key in keys:  # parents stand before their children, so every parent is a mapping by now
+            value = value.get(key)
+        if not isinstance(value, kind):
+            raise RecordError(f"{file.name} has {'.'.join(keys)} = {_short(value)}, which must be {_WORDS[kind]}; {_AGAIN}")
+    return meta
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _check_times(tables: Mapping[str, pa.Table]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -33,6 +34,8 @@ class Part:
 
 
 _PROGRAM = (sys.executable, "-m", "experiments.run")
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here: a forked child must load nothing
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def run_replicas(plan: Plan, count: int, timeout_s: float, program: Sequence[str] = _PROGRAM) -> list[Part]:
@@ -61,7 +64,7 @@ def run_replicas(plan: Plan, count: int, timeout_s: float, program: Sequence[str
 def _one(scratch: Path, replica: int, timeout_s: float, program: Sequence[str]) -> Part:
     command = [*program, "--plan", str(scratch / "plan.json"), "--replica", str(replica), "--into", str(scratch)]
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": paths}, start_new_session=True)
+    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": paths}, start_new_session=True, preexec_fn=_die_with_parent)
     try:
         code = process.wait(timeout_s)
     except subprocess.TimeoutExpired:
@@ -80,6 +83,12 @@ def _read(path: Path, replica: int) -> Part:
     if data.pop("error", "") == FloorViolation.__name__:
         raise FloorViolation(f"replica {replica}: {data['reason']}")
     return Part(replica, Status(data.pop("status")), data.pop("reason"), **data)
+
+
+def _die_with_parent() -> None:
+    """In the forked child: Linux ends it when its parent ends, however that happens; a replica must not hold the GPU for nobody."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

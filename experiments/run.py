@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--into", type=Path)
     parser.add_argument("--debug", action="store_true")
     args, rest = parser.parse_known_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # unwind, so that replicas and temporary files end too
     debug = args.debug or os.environ.get("HYDRA_FULL_ERROR") == "1"
     if args.plan is None:
         return _answered(lambda: _with_hydra(rest, debug), debug)
@@ -83,6 +85,8 @@ def _with_hydra(arguments: Sequence[str], debug: bool) -> int:
         hydra.main(config_path=str(compose.CONFIGS), config_name="config", version_base="1.3")(job)()
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(compose.explain(error)) from error
+    except OSError as error:  # with -m Hydra makes OUTPUT/.hydra before any job
+        raise ConfigError(f"output: {error.filename} can not be written ({error.strerror}); choose another with output=...") from error
     finally:
         sys.argv = before[0]
         os.environ.pop("HYDRA_FULL_ERROR")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -19,6 +20,11 @@ GREEDY = 0.0  # the temperature of every walk timed so far
 def _positive(key: str, value: int) -> None:
     if value < 1:
         raise ValueError(f"{key}: must be at least 1; got {value}")
+
+
+def _spread(key: str, value: float) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{key}: must be finite and at least 0; got {value}")
 
 
 def _lengths(steps: tuple[int, ...]) -> None:
@@ -43,11 +49,13 @@ class HeadConfig:
             raise ValueError(f"kind: {self.kind!r} is not a head that this suite can build; it has: markov")
         for key in ("vocab", "rank"):
             _positive(key, getattr(self, key))
+        for key in ("w1_std", "w2_std"):
+            _spread(key, getattr(self, key))
 
 
 @dataclass(frozen=True)
 class BackendConfig:
-    """A way to run a walk: a name of `kernels/backends` and its options (checked by the backend itself)."""
+    """A way to run a walk: a name of `kernels/backends` and its options (checked against the backend's own, see `experiments.workload.create`)."""
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)
@@ -64,6 +72,7 @@ class InputsConfig:
     def __post_init__(self) -> None:
         if self.family != "synthetic":
             raise ValueError(f"family: {self.family!r} is not an input family; there is: synthetic")
+        _spread("base_std", self.base_std)
 
 
 @dataclass(frozen=True)

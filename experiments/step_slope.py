@@ -22,8 +22,8 @@ from kernels.walk import ClockedWalk
 def run(plan: Plan) -> Outcome:
     """Every replica in a fresh process; their rows together."""
     ask = _ask(plan)
-    for variant in ask.variants:
-        create(variant.backend, variant.options)  # a typo is told once, here, before anything is measured
+    for place, variant in enumerate(ask.variants):  # a typo is told once, here, before anything is measured
+        create(variant.backend, variant.options, f"experiment.variants[{place}].options")
     check_live(plan.config.device)
     parts = run_replicas(plan, ask.replicas, ask.replica_timeout_s)
     tables = {name: [row for part in parts for row in part.tables.get(name, [])] for name in ("samples", "cells", "step_clocks")}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.convert import ConfigError
+from experiments.convert import ConfigError, convert
 from experiments.floor import memory_floor_us
 from experiments.outcome import Row
 from experiments.schema import GREEDY, Config
@@ -18,7 +18,7 @@ from experiments.stopwatch import L2, CpuStopwatch, Stopwatch
 from experiments.subject import Subject
 from kernels import registry
 from kernels.agreement import Agreement, check
-from kernels.device import DeviceSpec, check_live
+from kernels.device import CONFIGS, DeviceSpec, check_live, load
 from kernels.heads.markov import MarkovHead
 from kernels.reference import walk
 from kernels.synthetic import synthetic_inputs
@@ -44,7 +44,7 @@ class Workload:
     def __init__(self, config: Config, max_steps: int, batch: int) -> None:
         self.config, self.limits = config, Limits(max_batch=batch, max_steps=max_steps)
         device = check_live(config.device)
-        _assert_head_fits(config)
+        _assert_fits(config, self.limits)
         size = config.head
         self.head = MarkovHead.synthetic(size.vocab, size.rank, size.seed, device, size.w1_std, size.w2_std)
         self._oracle: dict[tuple[int, Rounding, NanRule], Tensor] = {}
@@ -148,14 +148,17 @@ def cell_columns(config: Config, label: str, backend: str, steps: int, batch: in
     }
 
 
-def create(backend: str, options: Mapping[str, Any]) -> Backend:
-    """The backend with its options.
+def create(backend: str, options: Mapping[str, Any], key: str = "backend.options") -> Backend:
+    """The backend with its options; `key` is where these stand in the config.
 
     Raises:
-        ConfigError: no such backend or option, or an option value that it refuses.
+        ConfigError: no such backend or option, an option of a wrong type, or a value that the backend refuses.
     """
     try:
-        return registry.create(backend, options)
+        found = registry.get(backend)
+        return found(convert(found.Options, options, key))
+    except ConfigError:
+        raise
     except (KeyError, ValueError, TypeError) as error:
         raise ConfigError(f"backend: {error.args[0]}") from error
 
@@ -164,22 +167,34 @@ def assert_arch(backend: Backend, device: DeviceSpec) -> None:
     """Raises:
     Unsupported: the backend does not run on this kind of device.
     """
+    if not _runs_on(backend, device):
+        right = [name for name in sorted(path.stem for path in CONFIGS.glob("*.yaml")) if _runs_on(backend, load(name))]
+        raise Unsupported(
+            f"backend={backend.name} runs on {', '.join(backend.archs)}; device={device.name} is {device.arch}; "
+            f"choose device={' or '.join(right)} on such a machine, or backend=reference, which runs on any."
+        )
+
+
+def _runs_on(backend: Backend, device: DeviceSpec) -> bool:
     kinds = {device.arch, "cuda"} if device.is_cuda else {device.arch}
-    if not kinds & set(backend.archs):
-        raise Unsupported(f"backend={backend.name} runs on {', '.join(backend.archs)}; device={device.name} is {device.arch}.")
+    return bool(kinds & set(backend.archs))
 
 
 def _prefix(inputs: WalkInputs, steps: int) -> WalkInputs:
     return replace(inputs, base_logits=inputs.base_logits[:, :steps])
 
 
-def _assert_head_fits(config: Config) -> None:
-    """W1 and W2 in bf16, and one of them in fp32 while it is drawn on the host."""
-    head = config.head
-    need = head.vocab * head.rank * (2 * 2 + 4)
+def _assert_fits(config: Config, limits: Limits) -> None:
+    """W1 and W2 in bf16, one of them in fp32 while it is drawn on the host, and bf16 base logits: two sets, and a copy for every length."""
+    head, asked = config.head, config.experiment.steps
+    weights = head.vocab * head.rank * (2 * 2 + 4)
+    lengths = 2 * limits.max_steps + (sum(asked) if isinstance(asked, tuple) else asked)
+    logits = 2 * limits.max_batch * lengths * head.vocab
     have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if need > have:
+    have = min(have, config.device.hbm_bytes) if config.device.is_cuda else have
+    if weights + logits > have:
         raise Unsupported(
-            f"head={head.name} with vocab {head.vocab} and rank {head.rank} needs {need / 1e9:.1f} GB to build and this machine has "
-            f"{have / 1e9:.1f} GB; choose a smaller head.vocab or head.rank."
+            f"head={head.name} with vocab {head.vocab} and rank {head.rank} needs {weights / 1e9:.1f} GB to build, its base logits at batch "
+            f"{limits.max_batch} and up to {limits.max_steps} steps {logits / 1e9:.1f} GB, and this machine has {have / 1e9:.1f} GB; "
+            "choose a smaller head.vocab, head.rank, experiment.batch or experiment.steps."
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import pkgutil
 import re
 import sys
@@ -18,6 +19,7 @@ from figures.style import styled
 
 OUTPUT = RESULTS.parent / "paper" / "figures"
 DEVICE = "h200"
+DEVICES = RESULTS.parent / "configs" / "device"
 
 
 def known_figures() -> dict[int, str]:
@@ -29,11 +31,17 @@ def known_figures() -> dict[int, str]:
     return {int(match[1]): match[0] for match in map(re.compile(r"fig(\d+)_\w+").fullmatch, sorted(names)) if match}
 
 
+def known_devices() -> list[str]:
+    """The names that `--device` may have: the device specs of this suite."""
+    return sorted(path.stem for path in DEVICES.glob("*.yaml"))
+
+
 def draw(name: str, results: Path, output: Path, device: str = DEVICE) -> list[Path]:
     """Draw the figure module `name` as PDF and PNG into `output`; the same records give the same bytes.
 
     Raises:
         MissingResults, InvalidRun: no record to draw, or one that must not be believed.
+        OSError: a record cannot be read, or `output` not be written.
     """
     with styled():
         figure = importlib.import_module(f"figures.{name}").draw(results, device)
@@ -59,13 +67,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     unknown = [number for number in arguments.numbers if number not in known]
     if unknown:
         parser.error(f"no figure {unknown[0]}; there are {', '.join(map(str, known))}")
+    if arguments.device not in known_devices():
+        parser.error(f"no device {arguments.device}; there are {', '.join(known_devices())}")
     failures = []
-    for number in arguments.numbers or known:
-        try:
-            for path in draw(known[number], arguments.results, arguments.output, arguments.device):
-                print(path)
-        except (MissingResults, InvalidRun, KeyError) as error:
-            failures.append(f"figure {number}: {error.args[0]}")
+    try:
+        os.listdir(arguments.results)  # a folder that is not there must not look like one without records
+        for number in arguments.numbers or known:
+            try:
+                for path in draw(known[number], arguments.results, arguments.output, arguments.device):
+                    print(path)
+            except (MissingResults, InvalidRun, KeyError) as error:
+                failures.append(f"figure {number}: {error.args[0]}")
+    except OSError as error:
+        reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        print(f"{reason}; give --results that may be read and an --output folder that may be written.", file=sys.stderr)
+        return 2
     for line in failures:
         print(line, file=sys.stderr)
     return 1 if failures else 0

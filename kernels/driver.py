@@ -83,7 +83,8 @@ class Function:
         if per_sm * sms < self.shape.ctas:
             raise Unsupported(
                 f"{kernel.entry} needs {self.shape.ctas} CTAs resident at once; this GPU holds {per_sm} a SM on {sms} SMs "
-                f"({kernel.registers} registers x {self.shape.threads} threads, {self.shape.dynamic_smem_bytes} bytes of shared memory)."
+                f"({kernel.registers} registers x {self.shape.threads} threads, {self.shape.dynamic_smem_bytes} bytes of shared memory); "
+                "take a whole GPU (no MIG slice, no MPS share), or a vocabulary or options that need less of an SM."
             )
 
     def launch(self, params: ctypes.Structure) -> None:

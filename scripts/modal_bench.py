@@ -74,7 +74,7 @@ def compose(gpu: str, overrides: str) -> list[str]:
     """The plans that `overrides` ask for, each as JSON text, for device `gpu`.
 
     Raises:
-        SystemExit: the overrides name a device or a wrong key; the message says which.
+        SystemExit: the overrides name a device, a wrong key or nothing; the message says which.
     """
     from experiments.compose import compose as composed
     from experiments.convert import ConfigError
@@ -93,6 +93,8 @@ def compose(gpu: str, overrides: str) -> list[str]:
         with tempfile.TemporaryDirectory() as scratch:
             plan.write(Path(scratch) / "plan.json")
             plans.append((Path(scratch) / "plan.json").read_text())
+    if not plans:
+        sys.exit("modal_bench: --overrides asks for no plan; write for example --overrides experiment=step_slope, or leave it out.")
     return plans
 
 

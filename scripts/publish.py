@@ -8,8 +8,10 @@ Only a run that loads, is ok and comes from a clean commit is published; there i
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,7 +30,22 @@ def publish(folder: Path, results: Path = RESULTS) -> Path:
     Raises:
         RecordError: the folder is no valid record.
         Refused: it is not ok, comes from a dirty tree, or is published already.
+        OSError: the copy can not be made.
     """
+    place = admit(folder, results)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".partial-{os.getpid()}-") as scratch:
+        copy = Path(scratch) / place.name
+        copy.mkdir()
+        for name in ["run.json", *(f"{table}.parquet" for table in load(folder).meta["tables"])]:
+            shutil.copyfile(folder / name, copy / name)
+        load(copy)
+        copy.rename(place)
+    return place
+
+
+def admit(folder: Path, results: Path = RESULTS) -> Path:
+    """Where the run in `folder` would be published; raises as :func:`publish`."""
     meta = load(folder).meta
     revision = meta["revision"]
     if meta["status"] != "ok":
@@ -42,30 +59,26 @@ def publish(folder: Path, results: Path = RESULTS) -> Path:
     place = results / meta["experiment"] / meta["run_id"]
     if place.exists():
         raise Refused(f"{place} is published already")
-    partial = place.with_name(f".partial-{place.name}")
-    try:
-        partial.mkdir(parents=True)
-        for name in ["run.json", *(f"{table}.parquet" for table in meta["tables"])]:
-            shutil.copyfile(folder / name, partial / name)
-        partial.rename(place)
-        load(place)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
     return place
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Publish each run named on the command line; exit code 2 and one sentence where one is refused."""
+    """Publish the runs named on the command line; exit code 2, one sentence and no copy at all where one is refused."""
     parser = argparse.ArgumentParser(prog="python -m scripts.publish", description="Copy finished runs into results/.")
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN_DIR")
     parser.add_argument("--results", type=Path, default=RESULTS)
     args = parser.parse_args(arguments)
     try:
-        for folder in args.runs:
+        admitted = {admit(folder, args.results): folder for folder in args.runs}  # a run named twice is one run
+        for folder in admitted.values():
             print(publish(folder, args.results))
     except (RecordError, Refused) as error:
         print(f"publish: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(
+            f"publish: {error.filename2 or error.filename or args.results} can not be read or written ({error.strerror})", file=sys.stderr
+        )
         return 2
     return 0
 

@@ -26,8 +26,8 @@ NEVER = {
 }
 # Packages that a machine may lack: who may import them, and only inside functions.
 INSIDE_FUNCTIONS = {
-    "hydra": {"experiments/run.py", "experiments/plan.py", "experiments/compose.py"},
-    "omegaconf": {"experiments/run.py", "experiments/plan.py", "experiments/compose.py"},
+    "hydra": {"experiments/run.py", "experiments/compose.py"},
+    "omegaconf": {"experiments/run.py", "experiments/compose.py"},
     "cuda": {"kernels/build.py", "kernels/driver.py"},
 }
 EMPTY_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
@@ -138,7 +138,7 @@ BACKEND = "@register\nclass B:\n    name: ClassVar[str] = '{}'\n"
         ("kernels/walk.py", "import hydra", "imports hydra"),
         ("kernels/heads/x.py", "def f():\n    from matplotlib import pyplot", "x.py:2 imports matplotlib"),
         ("experiments/x.py", "from analysis.load import load", "imports analysis"),
-        ("experiments/x.py", "def f():\n    import hydra", "only experiments/compose.py, experiments/plan.py, experiments/run.py may"),
+        ("experiments/x.py", "def f():\n    import hydra", "only experiments/compose.py, experiments/run.py may"),
         ("experiments/run.py", "import hydra", "inside functions"),
         ("kernels/backends/x.py", BACKEND.format("y") + "from cuda.bindings import driver", "only kernels/build.py, kernels/driver.py may"),
         ("analysis/x.py", "if TYPE_CHECKING:\n    import torch", "imports torch"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -144,7 +145,24 @@ def test_the_table_shows_both_gpus_and_the_second_estimate(results: Path, capsys
     row = next(line for line in text.splitlines() if line.startswith("slope.resident.v152k"))
     for part in ("2.73 µs/step", "H100", "NVIDIA H200", "≤ 2.5, met", "better"):
         assert part in row
-    assert "by in-kernel clocks: they agree within 10%" in text
+    line = next(line for line in text.splitlines() if line.startswith("resident: "))
+    assert re.fullmatch(
+        r"resident: 2\.4\d \[\S+, \S+\] µs/step fitted over lengths, 2\.\d\d \[\S+, \S+\] by the clocks in the kernel: "
+        r"they agree: they differ by \d %, and 10 % is allowed",
+        line,
+    )
+
+
+def test_clocks_that_disagree_are_said_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tables = make_runs.step_slope_tables()
+    tables["step_clocks"]["time_us"] = 0.8 * TRUTH["resident"][1]
+    make_runs.write_run(tmp_path, "step_slope", tables, run_id="20260101T000000Z-h200-0", device={"spec": "h200", "name": "NVIDIA H200"})
+    assert main(["--results", str(tmp_path)]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("resident: "))
+    start, _, end = line.partition(" by the clocks in the kernel: ")
+    assert start.endswith("µs/step fitted over lengths, 1.96 [1.96, 1.96]")
+    assert re.fullmatch(r"they differ by (19|20|21) %, more than the 10 % allowed; see Measured facts in CONTRIBUTING\.md", end)
+    assert "\n## Measured facts\n" in (CLAIMS.parent.parent / "CONTRIBUTING.md").read_text()
 
 
 README = """# Title
@@ -207,6 +225,7 @@ def test_records_that_changed_turn_verify_red(
     make_runs.step_slope(other, TRUTH | {"resident": (16.0, 2.6)})
     assert main(["--verify", "--results", str(other), *arguments[2:]]) == 1
     assert "but the records say '34." in capsys.readouterr().err
+    (tmp_path / "none").mkdir()
     assert main(["--verify", "--results", str(tmp_path / "none"), *arguments[2:]]) == 1
 
 
@@ -219,6 +238,44 @@ def test_a_corrupt_record_and_an_unknown_block_stop_the_check(tmp_path: Path, ca
     (path / "samples.parquet").write_bytes(b"")
     assert main(["--verify", "--results", str(tmp_path), "--documents"]) == 1
     assert "was altered" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["[]", "null", '{"schema_version": 1}'])
+def test_a_corrupt_manifest_stops_the_check_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    file = make_runs.step_slope(tmp_path) / "run.json"
+    file.write_text(text)
+    assert main(["--verify", "--results", str(tmp_path), "--documents"]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n"), err.startswith(f"{file} ")) == ("", 1, True)
+
+
+@pytest.mark.parametrize("option", ["--results", "--claims"])
+def test_a_path_that_is_not_there_is_one_sentence(results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str) -> None:
+    paths = {"--results": str(results), "--claims": str(CLAIMS)} | {option: str(tmp_path / "missing")}
+    assert main([part for pair in paths.items() for part in pair]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(f"{tmp_path / 'missing'}: No such file or directory; give --results")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("claims: [a\nb: }", "is not YAML (while parsing"),
+        ("[]", "has no list `claims`"),
+        ("claims: 3", "has no list `claims`"),
+        ("claims: [3]", "the claim 3 is not a mapping"),
+    ],
+)
+def test_a_malformed_claims_file_is_one_sentence(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, words: str
+) -> None:
+    file = tmp_path / "claims.yaml"
+    file.write_text(text)
+    assert main(["--results", str(results), "--claims", str(file)]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert words in err
 
 
 @pytest.mark.parametrize(

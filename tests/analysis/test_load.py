@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.load import InvalidRun, MissingResults, find_runs, load_run, newest_run, schema
+from analysis.load import InvalidRun, MissingResults, load_run, newest_run, schema
 from tests.data import make_runs
 
 DEVICE = {"spec": "h200", "name": "NVIDIA H200"}
@@ -66,6 +66,36 @@ def test_a_missing_key_is_refused_by_name(tmp_path: Path) -> None:
         load_run(path)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[]", "holds [] where a mapping with the key schema_version must be"),
+        ("null", "holds None where a mapping with the key schema_version must be"),
+        ('{"schema_version": 1}', "lacks the keys ['argv', 'config'"),
+        ({"device": "h200"}, "has device = 'h200', which must be a mapping"),
+        ({"device": {"name": "NVIDIA H200"}}, "has device.spec = None, which must be a text"),
+        ({"config": {"device": "h200"}}, "has config.device = 'h200', which must be a mapping"),
+        ({"revision": "abc"}, "has revision = 'abc', which must be a mapping"),
+        ({"revision": {"sha": "abc"}}, "has revision.dirty = None, which must be true or false"),
+        ({"tables": ["samples"]}, "has tables = ['samples'], which must be a mapping"),
+        ({"tables": {"samples": 3}}, "has tables.samples = 3, which must be a mapping"),
+        ({"tables": {"samples": {"rows": 1}}}, "has tables.samples.sha256 = None, which must be a text"),
+        ({"run_id": 3}, "has run_id = 3, which must be a text"),
+    ],
+)
+def test_a_corrupt_manifest_is_refused_by_file_key_and_remedy(tmp_path: Path, text: str | dict[str, Any], words: str) -> None:
+    path = _write(tmp_path)
+    if isinstance(text, str):
+        (path / "run.json").write_text(text)
+    else:
+        _edit_manifest(path, **text)
+    for read in (lambda: load_run(path), lambda: newest_run(tmp_path, "step_slope", "h200")):
+        with pytest.raises(InvalidRun) as error:
+            read()
+        assert f"{path / 'run.json'} {words}" in str(error.value)
+        assert "; measure it again, or copy the whole folder again" in str(error.value)
+
+
 def test_an_altered_table_is_refused(tmp_path: Path) -> None:
     path = _write(tmp_path)
     with (path / "samples.parquet").open("ab") as file:
@@ -93,7 +123,10 @@ def test_an_unfinished_run_is_refused_and_never_found(tmp_path: Path) -> None:
     shutil.copytree(path, partial)
     with pytest.raises(InvalidRun, match="unfinished"):
         load_run(partial)
-    assert [run.path for run in find_runs(tmp_path, "step_slope")] == [path]
+    assert newest_run(tmp_path, "step_slope").path == path
+    shutil.rmtree(path)
+    with pytest.raises(MissingResults):
+        newest_run(tmp_path, "step_slope")
 
 
 def test_wrong_rows_columns_and_types_are_refused(tmp_path: Path) -> None:
@@ -162,7 +195,7 @@ def test_ok_without_rows_is_refused(tmp_path: Path) -> None:
 def test_a_failed_run_without_samples_loads_and_is_never_the_newest(tmp_path: Path) -> None:
     good = _write(tmp_path)
     make_runs.write_run(tmp_path, "step_slope", {}, run_id="20270101T000000Z-h200-00000000", device=DEVICE, status="timeout")
-    assert [run.manifest["status"] for run in find_runs(tmp_path, "step_slope")] == ["ok", "timeout"]
+    assert load_run(tmp_path / "step_slope" / "20270101T000000Z-h200-00000000").manifest["status"] == "timeout"
     assert newest_run(tmp_path, "step_slope", "h200").path == good
 
 
@@ -177,7 +210,7 @@ def test_the_newest_run_of_a_device_is_chosen(tmp_path: Path) -> None:
         )
     assert newest_run(tmp_path, "step_slope", "h200").run_id == "20260301T000000Z-b"
     assert newest_run(tmp_path, "step_slope").run_id == "20260401T000000Z-c"
-    assert [run.run_id for run in find_runs(tmp_path, "step_slope", device="b200")] == ["20260401T000000Z-c"]
+    assert newest_run(tmp_path, "step_slope", "b200").run_id == "20260401T000000Z-c"
 
 
 def test_missing_results_carry_the_command_that_measures_them(tmp_path: Path) -> None:

@@ -123,6 +123,43 @@ def test_a_spoiled_folder_does_not_load(make_run: MakeRun, tmp_path: Path, spoil
         record.load(place)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[]", "holds [] where a mapping with the key schema_version must be"),
+        ("null", "holds None where a mapping with the key schema_version must be"),
+        ('{"schema_version": 1}', "lacks the keys ['argv', 'config'"),
+        ({"device": "h200"}, "has device = 'h200', which must be a mapping"),
+        ({"device": {"name": "NVIDIA H200"}}, "has device.spec = None, which must be a text"),
+        ({"config": {"device": "h200"}}, "has config.device = 'h200', which must be a mapping"),
+        ({"revision": None}, "has revision = None, which must be a mapping"),
+        ({"revision": {"sha": "abc", "dirty": ""}}, "has revision.dirty = '', which must be true or false"),
+        ({"tables": ["samples"]}, "has tables = ['samples'], which must be a mapping"),
+        ({"tables": {"samples": 3}}, "has tables.samples = 3, which must be a mapping"),
+        ({"tables": {"samples": {"rows": 1}}}, "has tables.samples.sha256 = None, which must be a text"),
+    ],
+)
+def test_a_corrupt_manifest_is_refused_by_file_key_and_remedy(
+    make_run: MakeRun, tmp_path: Path, text: str | dict[str, Any], words: str
+) -> None:
+    place = record.write(make_run(), tmp_path)
+    if isinstance(text, str):
+        (place / "run.json").write_text(text)
+    else:
+        _edit(place, **text)
+    with pytest.raises(RecordError) as error:
+        record.load(place)
+    assert str(error.value).startswith(f"{place}: run.json {words}")
+    assert "; measure it again, or copy the whole folder again" in str(error.value)
+
+
+def test_bytes_that_are_no_text_are_refused(make_run: MakeRun, tmp_path: Path) -> None:
+    place = record.write(make_run(), tmp_path)
+    (place / "run.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(RecordError, match="can't decode"):
+        record.load(place)
+
+
 @pytest.mark.parametrize("moment", ["run.json", "rename"])
 def test_a_killed_writer_leaves_nothing_that_loads(make_run: MakeRun, tmp_path: Path, moment: str) -> None:
     run = make_run()

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +14,9 @@ import pytest
 from experiments.floor import FloorViolation
 from experiments.outcome import Status
 from experiments.plan import Plan
+from experiments.provenance import ROOT
 from experiments.replicas import run_replicas
+from experiments.schema import StepSlope, Variant
 
 # A replica in a few milliseconds: what it does is chosen by its number.
 SCRIPT = """
@@ -31,6 +37,9 @@ elif act == "crash":
 elif act == "hang":
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     pathlib.Path({here!r}, "child").write_text(str(child.pid))
+    time.sleep(60)
+elif act == "slow":
+    pathlib.Path({here!r}, "slow").write_text(str(os.getpid()))
     time.sleep(60)
 elif act == "error":
     leave(status="runtime_error", reason="ValueError: x", error="ValueError")
@@ -59,11 +68,48 @@ def test_a_replica_that_crashes_hangs_or_fails_loses_only_itself(plan: Plan, tmp
 def test_a_hung_replica_takes_its_children_with_it(plan: Plan, tmp_path: Path) -> None:
     run_replicas(plan, 1, 1.5, _program(tmp_path, "hang"))
     child = int((tmp_path / "child").read_text())
-    for _ in range(50):
-        if not _runs(child):
-            return
+    assert _soon(lambda: not _runs(child)), "the child of a hung replica still runs"
+
+
+PARENT = """
+import functools, sys
+from experiments import replicas, run, step_slope
+step_slope.run_replicas = functools.partial(replicas.run_replicas, program=sys.argv[2:])
+sys.exit(run.main(["--plan", sys.argv[1]]))
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_run_takes_its_replica_with_it(plan: Plan, tmp_path: Path, how: signal.Signals) -> None:
+    if how is signal.SIGKILL and sys.platform != "linux":
+        pytest.skip("only Linux ends a child with its parent")
+    replace(plan, config=replace(plan.config, experiment=StepSlope((Variant("a", "reference"),)))).write(tmp_path / "plan.json")
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    command = [sys.executable, "-c", PARENT, str(tmp_path / "plan.json"), *_program(tmp_path, "slow")]
+    parent = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)}, cwd=tmp_path)
+    noted = tmp_path / "slow"
+    try:
+        assert _soon(lambda: noted.exists() and noted.read_text() != "", 60)
+        parent.send_signal(how)
+        code = parent.wait(10)
+    finally:
+        parent.kill()
+        parent.wait()
+    assert _soon(lambda: not _runs(int(noted.read_text()))), "the replica outlives its run"
+    assert not list(tmp_path.rglob("run.json"))
+    if how is signal.SIGTERM:
+        assert code == 143
+        assert list(scratch.iterdir()) == []
+
+
+def _soon(holds: Callable[[], bool], within_s: float = 2) -> bool:
+    ends = time.monotonic() + within_s
+    while not holds():
+        if time.monotonic() > ends:
+            return False
         time.sleep(0.02)
-    pytest.fail("the child of a hung replica still runs")
+    return True
 
 
 def _runs(pid: int) -> bool:

@@ -45,7 +45,12 @@ def test_a_bare_run_writes_a_record_and_nothing_else() -> None:
     [
         (["experiment.stepz=3"], "run: experiment.stepz: Key 'stepz' not in 'Smoke' (did you mean 'steps'?)"),
         (["head.vocab=0"], "run: head.vocab: must be at least 1; got 0"),
-        (["+backend.options.roundin=int8"], "run: backend: backend 'reference' has no option 'roundin'; it has: rounding."),
+        (
+            ["+backend.options.roundin=int8"],
+            "run: backend.options.roundin: unknown key (did you mean 'rounding'?); backend.options has: rounding",
+        ),
+        (["output=/dev/null/runs"], "run: output: no run can be written under /dev/null/runs (Not a directory); choose another"),
+        (["output=/dev/null/runs", "-m", "seed=1,2"], "run: output: /dev/null/runs/.hydra can not be written (Not a directory)"),
         (["--plan", "none.json"], "run: none.json is not a plan"),
         (["--plan", "none.json", "seed=1"], "run: a plan is executed as it is; it takes no seed=1"),
     ],
@@ -56,6 +61,16 @@ def test_a_wrong_request_is_one_line_and_code_2(arguments: list[str], message: s
     assert error.startswith(message)
     assert error.count("\n") == 1
     assert list(Path().iterdir()) == []
+
+
+def test_a_plan_that_can_not_be_written_is_one_line_and_code_2(capfd: pytest.CaptureFixture[str]) -> None:
+    Path("folder").mkdir()
+    for place in ("missing/plan.json", "folder"):
+        assert plans.main(["-o", place, *SMALL]) == 2
+        error = capfd.readouterr().err
+        assert error.startswith(f"plan: {place} cannot be written")
+        assert error.count("\n") == 1
+    assert [path.name for path in Path().rglob("*")] == ["folder"]
 
 
 def test_debug_shows_the_traceback_instead() -> None:

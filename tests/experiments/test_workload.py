@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from experiments.convert import ConfigError
-from experiments.schema import Config, HeadConfig
+from experiments.schema import Config, HeadConfig, Smoke
 from experiments.workload import Arm, Workload, create
 from kernels.device import load
 from kernels.walk import Rounding, Unsupported
@@ -90,18 +91,28 @@ def _arm_on_cpu(workload: Workload) -> Arm:
     ("backend", "options", "message"),
     [
         ("referense", {}, "backend: no backend is called 'referense'; did you mean 'reference'"),
-        ("reference", {"roundin": 1}, "backend: backend 'reference' has no option 'roundin'; it has: rounding"),
+        ("reference", {"roundin": 1}, "backend.options.roundin: unknown key (did you mean 'rounding'?); backend.options has: rounding"),
         ("reference", {"rounding": "thrice"}, "backend: backend reference has no rounding 'thrice'"),
+        ("reference", {"rounding": 2}, "backend.options.rounding: expected str, got 2"),
+        ("vllm_addmm", {"depth": 2}, "backend.options.depth: unknown key; backend.options has: none"),
+        ("streaming_sm90", {"depth": "3"}, "backend.options.depth: expected int, got '3'"),
+        ("streaming_sm90", {"depth": True}, "backend.options.depth: expected int, got True"),
+        ("streaming_sm90", {"clocks": 1}, "backend.options.clocks: expected bool, got 1"),
+        ("streaming_sm90", {"warps": 8.0}, "backend.options.warps: expected int, got 8.0; null is accepted too"),
+        ("streaming_sm90", {"weights": "fp8"}, "backend.options"),
     ],
 )
-def test_a_backend_that_does_not_exist_is_a_config_error(backend: str, options: dict[str, str], message: str) -> None:
+def test_a_backend_or_option_that_does_not_exist_is_a_config_error(backend: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         create(backend, options)
     assert str(caught.value).startswith(message)
+    assert create("streaming_sm90", {"warps": None, "depth": 2})
 
 
 def test_what_cannot_run_here_says_so(config: Config, workload: Workload) -> None:
-    with pytest.raises(Unsupported, match="backend=resident_sm90 runs on sm_90a; device=cpu is cpu"):
+    with pytest.raises(
+        Unsupported, match="backend=resident_sm90 runs on sm_90a; device=cpu is cpu; choose device=h100 or h200 .* backend=reference"
+    ):
         workload.prepare("resident", "resident_sm90", {})
     with pytest.raises(
         Unsupported, match=r"head=huge with vocab 1000000000 and rank 4096 needs 32768\.0 GB .* choose a smaller head\.vocab"
@@ -109,6 +120,8 @@ def test_what_cannot_run_here_says_so(config: Config, workload: Workload) -> Non
         Workload(replace(config, head=HeadConfig("huge", 10**9, 4096)), 1, 1)
     with pytest.raises(Unsupported, match="device=h200 needs a CUDA GPU"):
         Workload(replace(config, device=load("h200")), 1, 1)
+    with pytest.raises(Unsupported, match=r"base logits at batch 2 and up to 1000000000 steps 768\.0 GB.* or experiment\.steps"):
+        Workload(replace(config, experiment=Smoke(steps=(10**9,), batch=2)), 10**9, 2)
 
 
 def test_a_head_that_gives_one_answer_to_everything_cannot_be_checked(config: Config) -> None:

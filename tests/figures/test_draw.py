@@ -65,6 +65,41 @@ def test_a_corrupt_run_is_not_drawn(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert not list(tmp_path.glob("*.p*"))
 
 
+@pytest.mark.parametrize("text", ["[]", "null", '{"schema_version": 1}'])
+def test_a_corrupt_manifest_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    file = make_runs.step_slope(tmp_path / "results") / "run.json"
+    file.write_text(text)
+    assert main(["11", "--results", str(tmp_path / "results"), "--output", str(tmp_path)]) == 1
+    err = capsys.readouterr().err
+    assert (err.count("\n"), err.startswith(f"figure 11: {file} ")) == (1, True)
+
+
+def test_a_place_that_cannot_be_written_is_one_sentence(results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "taken" / "fig04_timeline.pdf").mkdir(parents=True)
+    for output, reason in (("file", "File exists"), ("file/inside", "Not a directory"), ("taken", "Is a directory")):
+        assert main(["4", "--results", str(results), "--output", str(tmp_path / output)]) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1
+        assert err.startswith(f"{tmp_path / output}")
+        assert f": {reason}; give --results that may be read and an --output" in err
+
+
+def test_results_that_are_not_there_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--results", str(tmp_path / "missing"), "--output", str(tmp_path / "out")]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert err.startswith(f"{tmp_path / 'missing'}: No such file or directory; ")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_device_says_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["--device", "h999"])
+    assert stop.value.code == 2
+    assert "no device h999; there are b200, cpu, h100, h200\n" in capsys.readouterr().err
+
+
 def test_an_unknown_number_says_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["99"])

@@ -115,7 +115,8 @@ def test_a_grid_that_does_not_fit_is_refused_before_launch(ctas_per_sm: int, cta
         Function(kernel(), LaunchShape(ctas, 256, 1000, cooperative=True))
     assert str(refused.value) == (
         f"walk needs {ctas} CTAs resident at once; this GPU holds {ctas_per_sm} a SM on 132 SMs "
-        "(255 registers x 256 threads, 1000 bytes of shared memory)."
+        "(255 registers x 256 threads, 1000 bytes of shared memory); "
+        "take a whole GPU (no MIG slice, no MPS share), or a vocabulary or options that need less of an SM."
     )
     if ctas_per_sm:
         Function(kernel(), LaunchShape(ctas - 1, 256, 1000, cooperative=True))

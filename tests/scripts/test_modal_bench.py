@@ -76,7 +76,9 @@ def test_a_semicolon_starts_the_next_plan() -> None:
     assert {plan["config"]["device"]["name"] for plan in plans} == {"h200"}
 
 
-@pytest.mark.parametrize(("overrides", "sentence"), [("device=h100", "leave device= out"), ("experimnt=smoke", "experimnt")])
+@pytest.mark.parametrize(
+    ("overrides", "sentence"), [("device=h100", "leave device= out"), ("experimnt=smoke", "experimnt"), (" ; ", "no plan")]
+)
 def test_a_wrong_order_is_refused_here(overrides: str, sentence: str) -> None:
     with pytest.raises(SystemExit, match=sentence):
         modal_bench.compose("H200", overrides)

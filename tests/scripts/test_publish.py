@@ -20,6 +20,7 @@ def run_dir(tmp_path: Path) -> Path:
     empty: dict[str, Any] = dict.fromkeys(record.schema()["run"], "")
     revision = {"sha": "a" * 40, "dirty": False, "digest": "b" * 64}
     meta = {**empty, "schema_version": 1, "run_id": RUN_ID, "experiment": "step_slope", "status": "ok", "revision": revision}
+    meta |= {"config": {"device": {}}, "device": {"spec": "cpu"}}
     return record.write(record.Run(meta, {"step_clocks": record.table("step_clocks", [row], RUN_ID)}), tmp_path / "runs")
 
 
@@ -65,6 +66,30 @@ def test_anything_else_is_refused_in_one_sentence(
     assert message in error
     assert error.count("\n") == 1
     assert not list((tmp_path / "results").rglob("*.json"))
+
+
+def test_one_refused_run_keeps_the_others_from_being_copied(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = tmp_path / "results"
+    assert publish.main([str(run_dir), str(tmp_path / "none"), "--results", str(results)]) == 2
+    assert "none is not a finished run" in capsys.readouterr().err
+    assert not results.exists()
+    assert publish.main([str(run_dir), str(run_dir), "--results", str(results)]) == 0
+    assert [path.name for path in (results / "step_slope").iterdir()] == [RUN_ID]
+
+
+def test_results_that_can_not_be_written_are_one_sentence(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "results").write_text("a file")
+    assert publish.main([str(run_dir), "--results", str(tmp_path / "results")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"publish: {tmp_path / 'results'}")
+    assert error.count("\n") == 1
+
+
+def test_a_copy_that_does_not_load_is_never_in_its_place(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publish.shutil, "copyfile", lambda source, target: target.write_bytes(source.read_bytes()[:-9]))
+    with pytest.raises(record.RecordError):
+        publish.publish(run_dir, tmp_path / "results")
+    assert list((tmp_path / "results" / "step_slope").iterdir()) == []
 
 
 def test_a_run_that_is_not_ok_is_refused(run_dir: Path, tmp_path: Path) -> None:
