@@ -16,21 +16,7 @@ import pyarrow.parquet as pq
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 AGAIN = "measure it again, or copy the whole folder again from the machine that measured it"
-_WORDS = {dict: "a mapping", str: "a text", bool: "true or false", int: "a whole number"}
-# What the readers of run.json rely on, by path; the keys themselves stand in results/schema.json.
-_SHAPE: dict[tuple[str, ...], type] = {
-    ("run_id",): str,
-    ("experiment",): str,
-    ("config",): dict,
-    ("config", "device"): dict,
-    ("revision",): dict,
-    ("revision", "sha"): str,
-    ("revision", "dirty"): bool,
-    ("revision", "digest"): str,
-    ("device",): dict,
-    ("device", "spec"): str,
-    ("tables",): dict,
-}
+_KINDS = {"mapping": (dict, "a mapping"), "string": (str, "a text"), "bool": (bool, "true or false"), "int": (int, "a whole number")}
 
 
 class InvalidRun(ValueError):
@@ -153,15 +139,16 @@ def _manifest(path: Path) -> dict[str, Any]:
 
 
 def _check_shape(file: Path, manifest: Mapping[str, Any]) -> None:
-    shape = dict(_SHAPE)
+    shape = {tuple(path.split(".")): kind for path, kind in schema()["types"].items()}
     for name in manifest["tables"] if isinstance(manifest["tables"], dict) else ():
-        shape |= {("tables", name): dict, ("tables", name, "rows"): int, ("tables", name, "sha256"): str}
+        shape |= {("tables", name): "mapping", ("tables", name, "rows"): "int", ("tables", name, "sha256"): "string"}
     for keys, kind in shape.items():
         value: Any = manifest
         for key in keys:  # parents stand before their children, so every parent is a mapping by now
             value = value.get(key)
-        if not isinstance(value, kind):
-            raise InvalidRun(f"{file} has {'.'.join(keys)} = {_short(value)}, which must be {_WORDS[kind]}; {AGAIN}.")
+        wanted, words = _KINDS[kind]
+        if not isinstance(value, wanted):
+            raise InvalidRun(f"{file} has {'.'.join(keys)} = {_short(value)}, which must be {words}; {AGAIN}.")
 
 
 def _short(value: Any) -> str:

@@ -30,21 +30,7 @@ _TYPES = {
     "float64": (pa.float64(), (int, float)),
     "bool": (pa.bool_(), bool),
 }
-# What the readers of run.json rely on, by path; `analysis.load` asks the same, and neither imports the other.
-_SHAPE: dict[tuple[str, ...], type] = {
-    ("run_id",): str,
-    ("experiment",): str,
-    ("config",): dict,
-    ("config", "device"): dict,
-    ("revision",): dict,
-    ("revision", "sha"): str,
-    ("revision", "dirty"): bool,
-    ("revision", "digest"): str,
-    ("device",): dict,
-    ("device", "spec"): str,
-    ("tables",): dict,
-}
-_WORDS = {dict: "a mapping", str: "a text", bool: "true or false", int: "a whole number"}
+_KINDS = {"mapping": (dict, "a mapping"), "string": (str, "a text"), "bool": (bool, "true or false"), "int": (int, "a whole number")}
 _AGAIN = "measure it again, or copy the whole folder again from the machine that measured it"
 _MEASURED = ("samples", "step_clocks")  # tables that only a run with status ok may have rows in
 
@@ -175,15 +161,16 @@ def _manifest(file: Path) -> dict[str, Any]:
     missing, unknown = set(schema()["run"]) - set(meta), set(meta) - set(schema()["run"])
     if missing or unknown:
         raise RecordError(f"{file.name} lacks the keys {sorted(missing)} and has the unknown keys {sorted(unknown)}; {_AGAIN}")
-    shape = dict(_SHAPE)
+    shape = {tuple(path.split(".")): kind for path, kind in schema()["types"].items()}
     for name in meta["tables"] if isinstance(meta["tables"], dict) else ():
-        shape |= {("tables", name): dict, ("tables", name, "rows"): int, ("tables", name, "sha256"): str}
+        shape |= {("tables", name): "mapping", ("tables", name, "rows"): "int", ("tables", name, "sha256"): "string"}
     for keys, kind in shape.items():
         value: Any = meta
         for key in keys:  # parents stand before their children, so every parent is a mapping by now
             value = value.get(key)
-        if not isinstance(value, kind):
-            raise RecordError(f"{file.name} has {'.'.join(keys)} = {_short(value)}, which must be {_WORDS[kind]}; {_AGAIN}")
+        wanted, words = _KINDS[kind]
+        if not isinstance(value, wanted):
+            raise RecordError(f"{file.name} has {'.'.join(keys)} = {_short(value)}, which must be {words}; {_AGAIN}")
     return meta
 
 
