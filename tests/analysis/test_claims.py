@@ -153,7 +153,7 @@ def test_the_table_shows_both_gpus_and_the_second_estimate(results: Path, capsys
     )
 
 
-def test_clocks_that_disagree_are_said_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_clocks_that_disagree_are_said_and_fail_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tables = make_runs.step_slope_tables()
     tables["step_clocks"]["time_us"] = 0.8 * TRUTH["resident"][1]
     make_runs.write_run(tmp_path, "step_slope", tables, run_id="20260101T000000Z-h200-0", device={"spec": "h200", "name": "NVIDIA H200"})
@@ -161,8 +161,9 @@ def test_clocks_that_disagree_are_said_in_a_sentence(tmp_path: Path, capsys: pyt
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("resident: "))
     start, _, end = line.partition(" by the clocks in the kernel: ")
     assert start.endswith("µs/step fitted over lengths, 1.96 [1.96, 1.96]")
-    assert re.fullmatch(r"they differ by (19|20|21) %, more than the 10 % allowed; see Measured facts in CONTRIBUTING\.md", end)
-    assert "\n## Measured facts\n" in (CLAIMS.parent.parent / "CONTRIBUTING.md").read_text()
+    assert re.fullmatch(r"they differ by (19|20|21) %, more than the 10 % allowed", end)
+    assert main(["--results", str(tmp_path), "--verify", "--documents"]) == 1
+    assert line in capsys.readouterr().err
 
 
 README = """# Title
