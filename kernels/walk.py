@@ -42,6 +42,14 @@ class NanRule(StrEnum):
     WINS = "wins"  # torch.argmax: the first NaN of the row is the token
 
 
+class NoiseRule(StrEnum):
+    """How a backend draws a token of a row with temperature > 0. All draw from softmax(corrected logits / T)."""
+
+    GUMBEL = "gumbel"  # one Gumbel a row; `kernels.sampling` gives the same tokens
+    GROUPS = "groups"  # inverse CDF inside 16 rows, one Gumbel a group; `kernels.sampling` gives the same tokens
+    LIBRARY = "library"  # torch's generator: no host twin, only the distribution is known
+
+
 @dataclass(frozen=True)
 class WalkInputs:
     """What one walk reads. All tensors live on one device.
@@ -84,7 +92,10 @@ class WalkInputs:
 
 @dataclass(frozen=True)
 class Draft:
-    """What a walk writes: tokens [batch, steps] int64 and, on paths that keep them, corrected logits [batch, steps, vocab] bf16."""
+    """What a walk writes: tokens [batch, steps] int64 and, on paths that keep them, corrected logits [batch, steps, vocab] bf16.
+
+    A persistent walk writes logits of rows with temperature > 0 only. Zero the buffer once, so that greedy rows stay finite.
+    """
 
     tokens: Tensor
     logits: Tensor | None = None
@@ -184,4 +195,16 @@ class ClockedWalk(PreparedWalk, Protocol):
     def step_stamps(self) -> Tensor:
         """[at least steps + 1, 2] int64, of CTA 0 and the last launch: SM cycles and wall-clock nanoseconds when step 0 starts and when
         each step's token is known. Cycles resolve a step; the nanoseconds tell at what clock they passed."""
+        ...
+
+
+@runtime_checkable
+class SampledWalk(PreparedWalk, Protocol):
+    """A prepared walk whose draws a host can repeat, from `noise`, the request's seed and the round."""
+
+    @property
+    def noise(self) -> NoiseRule: ...
+
+    def round(self) -> int:
+        """The round of the next launch: how many launches were before it. Synchronises."""
         ...
