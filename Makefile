@@ -49,7 +49,12 @@ format: $(VENV)/.installed-dev ## rewrite the sources the way `make check` wants
 bench: $(TESTING) ## measure all that the figures need on this machine's GPU, into runs/ [DEVICE=h200]
 	$(PY) -m experiments.run experiment=toy_walk
 	$(PY) -m experiments.run experiment=capacity
+	$(PY) -m experiments.run experiment=packing_map
 	$(PY) -m experiments.run experiment=step_slope device=$(DEVICE)
+	$(PY) -m experiments.run experiment=walk_latency device=$(DEVICE) head=markov_v129k 'experiment.steps=[5]'
+	$(PY) -m experiments.run experiment=walk_latency device=$(DEVICE) head=markov_v152k 'experiment.steps=[7,16]'
+	$(PY) -m experiments.run experiment=walk_latency device=$(DEVICE) head=markov_v248k 'experiment.steps=[15]'
+	$(PY) -m experiments.run experiment=exchange device=$(DEVICE)
 
 plan: $(TESTING) ## write a plan for a machine without Hydra, Git or network [OVERRIDES="experiment=step_slope" PLAN=plan.json]
 	$(PY) -m experiments.plan -o $(PLAN) $(OVERRIDES)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analysis.bootstrap import Estimate, bootstrap, median, median_ratio
+from analysis.bootstrap import Estimate
 from analysis.claim import Book, Claim, Query, Verdict
-from analysis.load import MissingResults, Run, newest_run
+from analysis.latency import median_time, sampling_cost, speedup
+from analysis.load import Run, all_runs
 from analysis.slope import fit, medians
+
+Records = Mapping[str, Sequence[Run]]  # by experiment, the newest run first
 
 
 @dataclass(frozen=True)
@@ -23,9 +26,16 @@ class Answer:
     claim: Claim
     verdict: Verdict
     ours: Estimate | None = None
-    run_id: str = ""
-    hardware: str = ""
+    run: Run | None = field(default=None, compare=False, repr=False)
     reason: str = ""
+
+    @property
+    def run_id(self) -> str:
+        return self.run.run_id if self.run else ""
+
+    @property
+    def hardware(self) -> str:
+        return self.run.hardware if self.run else ""
 
     @property
     def ratio(self) -> float | None:
@@ -53,55 +63,63 @@ class Answer:
         }
 
 
-def newest_runs(book: Book, root: Path) -> dict[str, Run]:
-    """The newest run of every experiment that a claim asks for, where there is one."""
-    runs = {}
-    for experiment in sorted({claim.query.experiment for claim in book.claims if claim.query}):
-        try:
-            runs[experiment] = newest_run(root, experiment, book.device)
-        except MissingResults:
-            continue
-    return runs
+def all_records(book: Book, root: Path) -> Records:
+    """Every run that may answer a claim of the book; experiments without one are left out."""
+    names = sorted({name for claim in book.claims if claim.query for name in claim.query.experiments})
+    found = {name: all_runs(root, name, book.device) for name in names}
+    return {name: runs for name, runs in found.items() if runs}
 
 
-def answer_all(book: Book, runs: Mapping[str, Run]) -> list[Answer]:
+def answer_all(book: Book, records: Records) -> list[Answer]:
     """Every claim of the book with its verdict, in the book's order."""
     by_id = {claim.id: claim for claim in book.claims}
-    return [_answer(claim, by_id, book, runs) for claim in book.claims]
+    return [_answer(claim, by_id, book, records) for claim in book.claims]
+
+
+def cited(answers: Iterable[Answer]) -> list[Run]:
+    """The runs that answer at least one claim, each once."""
+    return list({answer.run.path: answer.run for answer in answers if answer.run}.values())
+
+
+def run_for(query: Query, records: Records) -> Run | None:
+    """The newest run that has the query's cells, of the first experiment that has such a run."""
+    runs = (run for name in query.experiments for run in records.get(name, ()))
+    return next((run for run in runs if all(_has(run.table("cells"), cell) for cell in query.cells)), None)
 
 
 def measure(query: Query, run: Run) -> Estimate | None:
     """Our value for `query` in `run`, with its interval over replicas; None where the run did not time it."""
     samples = run.table("samples")
-    points = medians(samples, **query.cell())
-    if query.measure in ("slope", "entry"):
-        if len(points.columns) < 2:
-            return None
-        fitted = fit(points)
-        return fitted.slope_us if query.measure == "slope" else fitted.entry_us
-    arms = [query.variant, *query.against] if query.measure == "ratio" else [query.variant]
-    columns = [medians(samples, **query.cell(arm)).get(query.steps) for arm in arms]
-    present = [column for column in columns if column is not None]
-    if columns[0] is None or (query.measure == "ratio" and len(present) < len(columns)):
+    if query.measure == "median":
+        return median_time(samples, query.variant, **query.samples)
+    if query.measure == "ratio":
+        return speedup(samples, query.variant, query.against, **query.samples)
+    if query.measure == "sampling":
+        return sampling_cost(samples, query.variant, **query.samples)
+    points = medians(samples, variant=query.variant, **query.samples)
+    if len(points.columns) < 2:
         return None
-    # A ratio compares the arms of one process: a replica in which one of them is missing says nothing.
-    paired = pd.concat(present, axis=1, join="inner").dropna().to_numpy(dtype=np.float64)
-    if not len(paired):
-        return None
-    return bootstrap(paired, median_ratio) if query.measure == "ratio" else bootstrap(paired[:, 0], median)
+    fitted = fit(points)
+    return fitted.slope_us if query.measure == "slope" else fitted.entry_us
 
 
-def _answer(claim: Claim, by_id: Mapping[str, Claim], book: Book, runs: Mapping[str, Run]) -> Answer:
+def _answer(claim: Claim, by_id: Mapping[str, Claim], book: Book, records: Records) -> Answer:
     if claim.hardware not in book.measurable:
         return Answer(claim, Verdict.OTHER_HARDWARE)
     if claim.query is None:
         return Answer(claim, Verdict.NOT_MEASURED)
-    run = runs.get(claim.query.experiment)
+    run = run_for(claim.query, records)
     if run is None:
-        return Answer(claim, Verdict.NOT_MEASURED, reason=f"no run of experiment={claim.query.experiment} on device={book.device}")
+        asked = " or ".join(claim.query.experiments)
+        return Answer(claim, Verdict.NOT_MEASURED, reason=f"no run of experiment={asked} on device={book.device} has this cell")
     ours = measure(claim.query, run)
     if ours is None:
         return Answer(claim, Verdict.NOT_MEASURED, reason=f"run {run.run_id} has no such samples")
     below = by_id[claim.above].query if claim.above else None
-    floor = measure(below, run) if below else None
-    return Answer(claim, claim.judge(ours, floor), ours, run.run_id, run.hardware)
+    under = run_for(below, records) if below else None
+    floor = measure(below, under) if below and under else None
+    return Answer(claim, claim.judge(ours, floor), ours, run)
+
+
+def _has(cells: pd.DataFrame, cell: Mapping[str, object]) -> bool:
+    return bool(np.logical_and.reduce([cells[column] == value for column, value in cell.items()]).any())

@@ -13,6 +13,7 @@ import yaml
 from analysis.bootstrap import Estimate
 
 CLAIMS = Path(__file__).resolve().parent.parent / "paper" / "claims.yaml"
+_MEASURES = ("median", "slope", "entry", "ratio", "sampling")
 _T = TypeVar("_T")
 
 
@@ -22,6 +23,7 @@ class Verdict(StrEnum):
     BETTER = "better"
     REPRODUCED = "reproduced"
     SHORT = "short"
+    NOT_STATED = "no number stated"
     OTHER_HARDWARE = "needs other hardware"
     NOT_MEASURED = "not measured"
 
@@ -32,15 +34,14 @@ class InvalidClaim(ValueError):
 
 @dataclass(frozen=True)
 class Query:
-    """A question to the newest record of an experiment.
+    """A question to the records, answered by the newest run that has all its cells.
 
-    measure: `median` (us a call at `steps`), `slope` (us a step), `entry` (us a call), or `ratio`: the fastest arm of `against` over
-    `variant` at `steps`, both from the same run.
+    measure: `median` (us a call at `steps`), `slope` (us a step), `entry` (us a call), `ratio` (the fastest arm of `against` over `variant`
+    at `steps`), or `sampling` (`variant` at `temperature` over its greedy walk).
     """
 
     measure: str
     variant: str
-    experiment: str = "step_slope"
     against: tuple[str, ...] = ()
     steps: int = 0
     head: str = "markov_v152k"
@@ -49,15 +50,28 @@ class Query:
     l2: str = "cold"
     scope: str = "call"
 
-    def cell(self, variant: str | None = None) -> dict[str, object]:
-        """The columns of the table `samples` that a variant's rows must have."""
-        columns: dict[str, object] = {name: getattr(self, name) for name in ("head", "batch", "temperature", "l2", "scope")}
-        return columns | {"variant": variant or self.variant}
+    @property
+    def experiments(self) -> tuple[str, ...]:
+        """Who may answer, the first choice first. A line needs many lengths; a single cell stands in the grid, and some in the lines too."""
+        return ("step_slope",) if self.measure in ("slope", "entry") else ("walk_latency", "step_slope")
+
+    @property
+    def cells(self) -> list[dict[str, object]]:
+        """The cells that a run must have, as columns of the table `cells`; the query's own comes first."""
+        own: dict[str, object] = {"head": self.head, "batch": self.batch, "temperature": self.temperature}
+        if self.steps:
+            own["steps"] = self.steps
+        return [own, own | {"temperature": 0.0}] if self.measure == "sampling" else [own]
+
+    @property
+    def samples(self) -> dict[str, object]:
+        """What its samples have besides the arm: columns of the table `samples`."""
+        return self.cells[0] | {"l2": self.l2, "scope": self.scope}
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A stated number. `value` is None where the source shows it only in a figure; `above` then names the claim it must lie above."""
+    """A stated number. `value` is None where the source states none: `stated` says so, and `above` names a claim it must lie above, if any."""
 
     id: str
     source: str
@@ -91,8 +105,11 @@ class Claim:
         """The verdict on our value.
 
         `better`: beyond the tolerance on the good side, and the interval's worst end still beats the paper. `reproduced`: not better and no
-        more than the tolerance on the bad side. `short`: the rest. Without a stated value: reproduced if our whole interval lies above `floor`'s.
+        more than the tolerance on the bad side. `short`: the rest. Without a stated value: reproduced if our whole interval lies above `floor`'s,
+        and no verdict where the claim is above nothing.
         """
+        if self.value is None and not self.above:
+            return Verdict.NOT_STATED
         if self.value is None:
             return Verdict.REPRODUCED if floor and _worst(ours, "higher") > _worst(floor, "lower") else Verdict.SHORT
         gain = _gain(ours.value, self.value, self.better)
@@ -132,9 +149,10 @@ def load_claims(path: Path = CLAIMS) -> Book:
             raise InvalidClaim(f"{path} has {ids.count(claim.id)} claims called {claim.id!r}; rename all but one.")
         if claim.source not in book.sources:
             raise InvalidClaim(f"{claim.id} cites the source {claim.source!r}, which is none of {', '.join(book.sources)}.")
-        if claim.value is None and claim.above not in ids:
+        if claim.value is None and (claim.above not in ids if claim.above else not claim.stated):
             raise InvalidClaim(
-                f"{claim.id} states no value and lies above {claim.above!r}, which is no claim; give it a value or an `above`."
+                f"{claim.id} states no value and lies above {claim.above!r}, which is no claim; give it a value, an `above`, or say in "
+                "`stated` what the source has."
             )
     return book
 
@@ -149,8 +167,8 @@ def _claim(entry: Any) -> Claim:
     claim = _build(Claim, name, entry)
     if claim.better not in ("lower", "higher"):
         raise InvalidClaim(f"{name} has better={claim.better!r}; it is lower or higher.")
-    if claim.query and claim.query.measure not in ("median", "slope", "entry", "ratio"):
-        raise InvalidClaim(f"{name} asks for measure={claim.query.measure!r}; it is median, slope, entry or ratio.")
+    if claim.query and claim.query.measure not in _MEASURES:
+        raise InvalidClaim(f"{name} asks for measure={claim.query.measure!r}; it is one of {', '.join(_MEASURES)}.")
     return claim
 
 

@@ -6,17 +6,17 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.answer import Answer, answer_all, newest_runs
+from analysis.answer import Answer, Records, all_records, answer_all, cited
 from analysis.claim import CLAIMS, Book, InvalidClaim, load_claims
 from analysis.document import DOCUMENTS, cells, complaints, render
 from analysis.fits import clock_checks, fit_run
-from analysis.load import RESULTS, InvalidRun, Run
+from analysis.load import RESULTS, InvalidRun
 
 
-def report(book: Book, answers: Sequence[Answer], runs: Mapping[str, Run]) -> str:
+def report(book: Book, answers: Sequence[Answer], records: Records) -> str:
     """The table for a terminal: claim, paper, ours with its 95 % interval, ratio, goal, verdict; both hardware names."""
     rows = [["claim", "paper", "on", "ours [95 % interval]", "on", "ratio", "goal", "verdict"]]
     for answer in answers:
@@ -24,17 +24,17 @@ def report(book: Book, answers: Sequence[Answer], runs: Mapping[str, Run]) -> st
         rows.append([name, paper, answer.claim.hardware, ours, answer.hardware, ratio, goal, verdict])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    lines += ["", *_second_estimates(runs)[0], *(f"record: {run.path}" for run in runs.values())]
-    if not runs:
+    lines += ["", *_second_estimates(records)[0], *(f"record: {run.path}" for run in cited(answers))]
+    if not records:
         lines.append(f"No record of device={book.device} answers any claim; `make bench` measures them.")
     return "\n".join(lines)
 
 
-def _second_estimates(runs: Mapping[str, Run]) -> tuple[list[str], list[str]]:
+def _second_estimates(records: Records) -> tuple[list[str], list[str]]:
     """One sentence for every slope that has a second estimate; then those again whose estimates contradict each other."""
     lines, contradictions = [], []
-    for run in runs.values():
-        fits = fit_run(run) if "samples" in run.tables else {}
+    for run in (runs[0] for runs in records.values() if "step_clocks" in runs[0].tables):
+        fits = fit_run(run)
         for variant, check in clock_checks(run, fits).items():
             estimates = f"{fits[variant].slope_us:.2f} µs/step fitted over lengths, {check.step_us:.2f} by the clocks in the kernel"
             apart, allowed = f"{100 * abs(check.difference):.0f} %", f"{100 * check.bound:.0f} %"
@@ -66,18 +66,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         os.listdir(arguments.results)  # a folder that is not there must not look like one without records
         book = load_claims(arguments.claims)
-        runs = newest_runs(book, arguments.results)
-        answers = answer_all(book, runs)
+        records = all_records(book, arguments.results)
+        answers = answer_all(book, records)
         documents = [path for path in arguments.documents if path.exists()]
         if arguments.json:
             print(json.dumps([answer.as_json() for answer in answers], indent=2, ensure_ascii=False))
             return 0
-        print(report(book, answers, runs))
+        print(report(book, answers, records))
         if arguments.write:
             for path in documents:
-                path.write_text(render(path.read_text(), answers, runs))
+                path.write_text(render(path.read_text(), answers, records))
         unsupported = (
-            [line for path in documents for line in complaints(path, answers, runs)] + _second_estimates(runs)[1]
+            [line for path in documents for line in complaints(path, answers, records)] + _second_estimates(records)[1]
             if arguments.verify
             else []
         )

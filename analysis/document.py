@@ -1,18 +1,19 @@
 """Numbers in README and report, rendered from the records and checked against them.
 
 A document holds blocks: `<!-- claims:NAME -->...<!-- /claims -->` in Markdown, `/* claims:NAME */.../* /claims */` in Typst.
-NAME is `summary` (the answered claims), `slopes` (the fitted lines), `record` (which runs), or a claim id (our value, in a sentence).
+NAME is `summary` (the answered claims that have a title), `slopes` (the fitted lines), `latency` (the grid of walk_latency), `record` (which
+runs answer), or a claim id (our value, in a sentence).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.answer import Answer
+from analysis.answer import Answer, Records, cited
 from analysis.fits import slopes_table
-from analysis.load import Run
+from analysis.latency import EXPERIMENT, latencies, latency_table
 
 ROOT = Path(__file__).resolve().parent.parent
 # CONTRIBUTING.md is left out: it holds working notes, with numbers of trials that no published record keeps.
@@ -24,23 +25,23 @@ _BLOCK = re.compile(
 _QUOTED = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)(?:\s*(?:µs|μs|us)\b|×)")
 
 
-def render(text: str, answers: Sequence[Answer], runs: Mapping[str, Run]) -> str:
+def render(text: str, answers: Sequence[Answer], records: Records) -> str:
     """`text` with every block rendered anew.
 
     Raises:
         KeyError: a block whose name is neither a claim nor a table.
     """
-    return _BLOCK.sub(lambda match: match["open"] + _body(match["name"], answers, runs) + match["close"], text)
+    return _BLOCK.sub(lambda match: match["open"] + _body(match["name"], answers, records) + match["close"], text)
 
 
-def complaints(path: Path, answers: Sequence[Answer], runs: Mapping[str, Run]) -> list[str]:
+def complaints(path: Path, answers: Sequence[Answer], records: Records) -> list[str]:
     """What in the document at `path` the records do not support: stale blocks, and times or ratios quoted outside any block.
 
     A number that a source states may stand anywhere: it is a quotation, not a measurement of ours.
     """
     text = path.read_text()
     found = []
-    for old, new in zip(_BLOCK.finditer(text), _BLOCK.finditer(render(text, answers, runs)), strict=True):
+    for old, new in zip(_BLOCK.finditer(text), _BLOCK.finditer(render(text, answers, records)), strict=True):
         if old["body"] != new["body"]:
             found.append(
                 f"{path}: block {old['name']} says {_short(old['body'])} but the records say {_short(new['body'])}; run `python -m analysis.claims --write`."
@@ -55,13 +56,13 @@ def complaints(path: Path, answers: Sequence[Answer], runs: Mapping[str, Run]) -
 
 
 def summary_table(answers: Sequence[Answer]) -> str:
-    """A Markdown table of the claims that our records answer."""
-    answered = [answer for answer in answers if answer.ours]
+    """A Markdown table of the claims that have a title and an answer."""
+    answered = [answer for answer in answers if answer.ours and answer.claim.title]
     if not answered:
         return "Not measured yet."
     paper, ours = answered[0].claim.hardware, answered[0].hardware
     rows = [f"| claim | paper ({paper}) | here ({ours}), 95 % interval | ratio | goal | verdict |", "|---|---|---|---|---|---|"]
-    rows += [f"| {' | '.join([answer.claim.title or answer.claim.id, *cells(answer)[1:]])} |" for answer in answered]
+    rows += [f"| {' | '.join([answer.claim.title, *cells(answer)[1:]])} |" for answer in answered]
     return "\n".join(rows)
 
 
@@ -84,18 +85,22 @@ def with_unit(number: str, unit: str) -> str:
     return f"{number}×" if unit == "x" else f"{number} {UNITS.get(unit, unit)}"
 
 
-def _body(name: str, answers: Sequence[Answer], runs: Mapping[str, Run]) -> str:
+def _body(name: str, answers: Sequence[Answer], records: Records) -> str:
     if name == "summary":
         return f"\n{summary_table(answers)}\n"
     if name == "slopes":
-        return f"\n{slopes_table(runs['step_slope']) if 'step_slope' in runs else 'Not measured yet.'}\n"
+        return f"\n{slopes_table(records['step_slope'][0]) if 'step_slope' in records else 'Not measured yet.'}\n"
+    if name == "latency":
+        return f"\n{latency_table(latencies(records.get(EXPERIMENT, ())))}\n"
     if name == "record":
-        return ", ".join(f"{run.experiment}/{run.run_id} ({run.hardware})" for run in runs.values()) or "not measured yet"
+        return ", ".join(f"{run.experiment}/{run.run_id} ({run.hardware})" for run in cited(answers)) or "not measured yet"
     for answer in answers:
         if answer.claim.id == name:
             claim, ours = answer.claim, answer.ours
             return with_unit(f"{ours.value:{_digits(claim.unit)}}", claim.unit) if ours else "not measured yet"
-    raise KeyError(f"no claim and no table is called {name!r}; tables are summary, slopes and record, claims stand in paper/claims.yaml.")
+    raise KeyError(
+        f"no claim and no table is called {name!r}; tables are summary, slopes, latency and record, claims stand in paper/claims.yaml."
+    )
 
 
 def _digits(unit: str) -> str:

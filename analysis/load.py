@@ -86,8 +86,18 @@ def load_run(path: Path | str) -> Run:
             raise InvalidRun(f"{file} is not listed among the tables of run.json ({', '.join(listed) or 'none'}); delete the stray file.")
     run = Run(path, manifest, {name: _table(path / f"{name}.parquet", name, manifest) for name in listed})
     _check_status(run)
-    _check_samples(run)
+    for timed, cells in schema()["timed"].items():
+        _check_samples(run, timed, cells)
     return run
+
+
+def all_runs(root: Path | str, experiment: str, device: str) -> list[Run]:
+    """Every run of `experiment` with status ok on `device`, the newest first.
+
+    Raises:
+        InvalidRun: one of them, or the run.json of any other of `experiment`, must not be believed.
+    """
+    return [load_run(path) for path in reversed(_ok_folders(root, experiment, device))]
 
 
 def newest_run(root: Path | str, experiment: str, device: str | None = None) -> Run:
@@ -97,12 +107,16 @@ def newest_run(root: Path | str, experiment: str, device: str | None = None) -> 
         MissingResults: there is none; the error carries the command that measures it.
         InvalidRun: that run, or the run.json of any other of `experiment`, must not be believed.
     """
-    folders = [path for path in sorted((Path(root) / experiment).glob("[!.]*")) if path.is_dir()]
-    paths = [path for path in folders if _is_ok(_manifest(path), device)]
+    paths = _ok_folders(root, experiment, device)
     if not paths:
         on = f" on device={device}" if device else ""
         raise MissingResults(f"{root} holds no run of experiment={experiment}{on}", measure_command(experiment, device or "cpu"))
     return load_run(paths[-1])
+
+
+def _ok_folders(root: Path | str, experiment: str, device: str | None) -> list[Path]:
+    folders = [path for path in sorted((Path(root) / experiment).glob("[!.]*")) if path.is_dir()]
+    return [path for path in folders if _is_ok(_manifest(path), device)]
 
 
 def _is_ok(manifest: Mapping[str, Any], device: str | None) -> bool:
@@ -192,31 +206,33 @@ def _check_status(run: Run) -> None:
     status = run.manifest["status"]
     if status == "ok" and not sum(rows.values()):
         raise InvalidRun(f"{run.path} has status ok but no rows in any table ({rows}); {AGAIN}.")
-    measured = rows.get("samples", 0) + rows.get("step_clocks", 0)
+    measured = sum(rows.get(name, 0) for name in schema()["timed"])
     if status != "ok" and measured:
         raise InvalidRun(
             f"{run.path} has status {status} and yet {measured} measured rows, which nobody checked; delete it and measure it again."
         )
 
 
-def _check_samples(run: Run) -> None:
-    """Every sample must belong to a cell whose answers passed their check, and every time must be a time."""
-    samples = run.tables.get("samples", pd.DataFrame())
+def _check_samples(run: Run, timed: str, checked: str) -> None:
+    """Every time of the table `timed` must be a time, and belong to a cell of the table `checked`, if there is one, whose answers are right."""
+    samples = run.tables.get(timed, pd.DataFrame())
     if samples.empty:
         return
-    file = run.path / "samples.parquet"
+    file = run.path / f"{timed}.parquet"
     bad = samples[~(samples["time_us"] > 0) | (samples["time_us"] == float("inf"))]
     if len(bad):
         raise InvalidRun(f"{file} has {len(bad)} samples that are no times (first: {bad['time_us'].iloc[0]} us); {AGAIN}.")
+    if not checked:
+        return
     tables = schema()["tables"]
-    key = [column for column in tables["samples"] if column in tables["cells"]]
-    cells = run.table("cells")
-    timed = samples[key].drop_duplicates().merge(cells[[*key, "status"]], on=key, how="left")
-    if timed.duplicated(key).any():
-        raise InvalidRun(f"{run.path / 'cells.parquet'} states a cell twice; {AGAIN}.")
-    unchecked = timed[timed["status"] != "ok"]
+    key = [column for column in tables[timed] if column in tables[checked]]
+    cells = run.table(checked)
+    named = samples[key].drop_duplicates().merge(cells[[*key, "status"]], on=key, how="left")
+    if named.duplicated(key).any():
+        raise InvalidRun(f"{run.path / checked}.parquet states a cell twice; {AGAIN}.")
+    unchecked = named[named["status"] != "ok"]
     if len(unchecked):
         cell = unchecked.iloc[0]
         verdict = cell["status"] if isinstance(cell["status"], str) else "absent"
-        where = f"{cell['variant']}, steps {cell['steps']}, replica {cell['replica']}"
-        raise InvalidRun(f"{file} times the cell ({where}) whose check is {verdict} in cells.parquet; {AGAIN}.")
+        where = f"{cell.get('variant') or cell.get('protocol')}, steps {cell['steps']}, replica {cell['replica']}"
+        raise InvalidRun(f"{file} times the cell ({where}) whose check is {verdict} in {checked}.parquet; {AGAIN}.")

@@ -10,11 +10,12 @@ class FloorViolation(RuntimeError):
     """A time that cannot be: work was skipped, or the clock is wrong."""
 
 
-def memory_floor_us(resources: Resources, steps: int, base_bytes: int, device: DeviceSpec, l2: str) -> float:
+def memory_floor_us(resources: Resources, steps: int, base_bytes: int, device: DeviceSpec, l2: str, written_bytes: int = 0) -> float:
     """Microseconds that HBM needs at its datasheet peak for the bytes that no cache can serve.
 
-    Cold: entry bytes, base logits and the first pass over the streamed weights all come from HBM; a later pass can find at most
-    an L2 full of them. Hot: at most an L2 full is there at the start too. So this is a lower bound, whatever the replacement policy.
+    Cold: entry bytes, the base logits of all requests (`base_bytes`) and the first pass over the streamed weights all come from HBM; a later
+    pass can find at most an L2 full of them. Hot: at most an L2 full is there at the start too. Of the corrected logits that the call
+    writes (`written_bytes`) at most an L2 full can still wait there at its end. So this is a lower bound, whatever the replacement policy.
     """
     if not device.hbm_gb_s:
         return 0.0
@@ -22,7 +23,8 @@ def memory_floor_us(resources: Resources, steps: int, base_bytes: int, device: D
     if l2 == "hot":
         first = max(0, first - device.l2_bytes)
     later = max(0, resources.streamed_bytes - device.l2_bytes) * (steps - 1)
-    return (first + later) / (device.hbm_gb_s * 1e3)
+    evicted = max(0, written_bytes - device.l2_bytes)
+    return (first + later + evicted) / (device.hbm_gb_s * 1e3)
 
 
 def assert_above(floor_us: float, time_us: float, what: str) -> None:

@@ -51,10 +51,11 @@ def of_error(error: BaseException) -> tuple[Status, str]:
 
 
 def of_cells(cells: Iterable[Row]) -> tuple[Status, str]:
-    """A run is ok if one of its cells is; otherwise it ends as its first cell did."""
+    """A run is ok if one of its cells is; otherwise it ends as the first cell that failed did, and is unsupported only if all cells are."""
     rows = list(cells)
     if not rows:
         return Status.RUNTIME_ERROR, "no cell was measured"
     if any(row["status"] == Status.OK for row in rows):
         return Status.OK, ""
-    return Status(rows[0]["status"]), rows[0]["reason"]
+    first = next((row for row in rows if row["status"] != Status.UNSUPPORTED), rows[0])
+    return Status(first["status"]), first["reason"]

@@ -22,6 +22,8 @@ def protocol(timing: Timing, stopwatch: Stopwatch, replicas: int, notes: Sequenc
         "kernel": "sum of the durations of the kernels, copies and fills inside one replay",
         "order": "all subjects x cold and hot in seeded random order, every round",
         "check": "two input sets against the oracle before timing, every round's tokens under timing, once after",
+        "check_sampled": "tokens against the host's draws of the same round, or, where a library drew them, against repetition; logits "
+        "against the oracle before and after timing",
         "launch_floor_us": stopwatch.launch_floor_us,
         "clock_tolerance": timing.clock_tolerance,
         "notes": list(notes),

@@ -21,7 +21,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 SCHEMA = Path(__file__).resolve().parent.parent / "results" / "schema.json"
-CELL = ("device", "head", "backend", "variant", "vocab", "rank", "steps", "batch", "temperature", "inputs", "replica")
 _TYPES = {
     "string": (pa.string(), str),
     "int32": (pa.int32(), int),
@@ -32,7 +31,6 @@ _TYPES = {
 }
 _KINDS = {"mapping": (dict, "a mapping"), "string": (str, "a text"), "bool": (bool, "true or false"), "int": (int, "a whole number")}
 _AGAIN = "measure it again, or copy the whole folder again from the machine that measured it"
-_MEASURED = ("samples", "step_clocks")  # tables that only a run with status ok may have rows in
 
 
 class RecordError(ValueError):
@@ -141,7 +139,7 @@ def check(run: Run) -> None:
     for name, rows in run.tables.items():
         if rows.schema != _arrow(name):
             raise RecordError(f"{name}: columns {rows.schema.names} or their types differ from results/schema.json")
-        if status != "ok" and name in _MEASURED and rows.num_rows:
+        if status != "ok" and name in schema()["timed"] and rows.num_rows:
             raise RecordError(f"status is {status}, but {name} has {rows.num_rows} rows")
         if set(rows.column("run_id").to_pylist()) - {meta["run_id"]}:
             raise RecordError(f"{name}: rows of another run than {meta['run_id']}")
@@ -180,24 +178,29 @@ def _short(value: Any) -> str:
 
 
 def _check_times(tables: Mapping[str, pa.Table]) -> None:
-    for name in _MEASURED:
-        rows = tables.get(name)
-        for time_us in rows.column("time_us").to_pylist() if rows else []:
+    for name in schema()["timed"]:
+        columns = tables[name].to_pydict() if name in tables else {}
+        for time_us in columns.get("time_us", []):
             if time_us is None or not (math.isfinite(time_us) and time_us > 0):
                 raise RecordError(f"{name}: time_us {time_us!r} is not a positive number")
-    for clock_mhz in tables["samples"].column("clock_mhz").to_pylist() if "samples" in tables else []:
-        if clock_mhz is None or not (math.isfinite(clock_mhz) and clock_mhz >= 0):
-            raise RecordError(f"samples: clock_mhz {clock_mhz!r} is not a clock")
+        for clock_mhz in columns.get("clock_mhz", []):
+            if clock_mhz is None or not (math.isfinite(clock_mhz) and clock_mhz >= 0):
+                raise RecordError(f"{name}: clock_mhz {clock_mhz!r} is not a clock")
 
 
 def _check_cells(tables: Mapping[str, pa.Table]) -> None:
-    if "samples" not in tables:
-        return
-    cells = tables["cells"].to_pylist() if "cells" in tables else []
-    right = {tuple(row[key] for key in CELL) for row in cells if row["status"] == "ok"}
-    for row in tables["samples"].select(CELL).to_pylist():
-        if tuple(row[key] for key in CELL) not in right:
-            raise RecordError(f"a sample of {row['variant']} at {row['steps']} steps, replica {row['replica']}, whose cell is not ok")
+    """Every sample belongs to a cell whose answers were right; a cell is named by the columns that both tables have."""
+    known = schema()["tables"]
+    for name, of in schema()["timed"].items():
+        if not of or name not in tables:
+            continue
+        key = [column for column in known[name] if column in known[of]]
+        cells = tables[of].to_pylist() if of in tables else []
+        right = {tuple(row[column] for column in key) for row in cells if row["status"] == "ok"}
+        for row in tables[name].select(key).to_pylist():
+            if tuple(row.values()) not in right:
+                arm = row.get("variant") or row.get("protocol")
+                raise RecordError(f"a sample of {arm} at {row['steps']} steps, replica {row['replica']}, whose cell is not ok")
 
 
 def _check_value(where: str, kind: str, value: Any) -> None:

@@ -10,13 +10,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from experiments.floor import FloorViolation
-from experiments.outcome import Row, Status
+from experiments.measure import flag_clocks
+from experiments.outcome import Outcome, Row, Status, of_cells
 from experiments.plan import Plan
 from experiments.provenance import ROOT
 
@@ -59,6 +60,21 @@ def run_replicas(plan: Plan, count: int, timeout_s: float, program: Sequence[str
                 f"replica {replica + 1} of {count}: {ended}; {spent_s:.0f} s so far, about {left_s:.0f} s left", file=sys.stderr, flush=True
             )
     return parts
+
+
+def gather(parts: Sequence[Part], tables: Sequence[str], lost: Callable[[Part], list[Row]], clock_tolerance: float) -> Outcome:
+    """The replicas' rows together, clocks compared over all of them.
+
+    tables: the timed one, the one of its cells, then any others. lost: the cells of a replica that gave nothing.
+    """
+    rows = {name: [row for part in parts for row in part.tables.get(name, [])] for name in tables}
+    samples, cells = (rows[name] for name in tables[:2])
+    cells += [row for part in parts if part.status is not Status.OK for row in lost(part)]
+    flag_clocks(samples, clock_tolerance)
+    status, reason = of_cells(cells)
+    whole = next((part for part in parts if part.protocol), Part(0, status, reason))
+    notes = sorted({note for part in parts for note in part.protocol.get("notes", [])})
+    return Outcome(rows, {**whole.protocol, "notes": notes}, whole.resources, status, reason)
 
 
 def _one(scratch: Path, replica: int, timeout_s: float, program: Sequence[str]) -> Part:

@@ -14,7 +14,7 @@ from typing import Any
 
 from kernels.device import DeviceSpec
 
-GREEDY = 0.0  # the temperature of every walk timed so far
+GREEDY = 0.0  # the temperature of a walk that takes the largest logit
 
 
 def _positive(key: str, value: int) -> None:
@@ -30,6 +30,12 @@ def _spread(key: str, value: float) -> None:
 def _lengths(steps: tuple[int, ...]) -> None:
     if not steps or min(steps) < 1 or len(set(steps)) != len(steps):
         raise ValueError(f"steps: needs different lengths of at least 1; got {list(steps)}")
+
+
+def _arms(variants: tuple[Variant, ...]) -> None:
+    labels = [variant.label for variant in variants]
+    if not labels or len(set(labels)) != len(labels):
+        raise ValueError(f"variants: needs at least one, with different labels; got {labels}")
 
 
 @dataclass(frozen=True)
@@ -134,11 +140,37 @@ class StepSlope:
 
     def __post_init__(self) -> None:
         _lengths(self.steps)
+        _arms(self.variants)
         for key in ("batch", "replicas", "replica_timeout_s"):
             _positive(key, getattr(self, key))
-        labels = [variant.label for variant in self.variants]
-        if not labels or len(set(labels)) != len(labels):
-            raise ValueError(f"variants: needs at least one, with different labels; got {labels}")
+
+
+@dataclass(frozen=True)
+class WalkLatency:
+    """What one call costs each arm, by steps, batch and temperature: a cell's arms interleaved, every replica a fresh process.
+
+    A run has one head. Its grid may be any part of the paper's: the analysis takes each cell from the newest run that has it.
+    """
+
+    variants: tuple[Variant, ...]
+    name: str = "walk_latency"
+    steps: tuple[int, ...] = (7, 16)
+    batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    replicas: int = 3
+    replica_timeout_s: int = 300
+    timing: Timing = Timing(rounds=10, kernel_replays=0)
+
+    def __post_init__(self) -> None:
+        _lengths(self.steps)
+        _arms(self.variants)
+        if not self.batches or min(self.batches) < 1 or len(set(self.batches)) != len(self.batches):
+            raise ValueError(f"batches: needs different ones of at least 1; got {list(self.batches)}")
+        right = [temperature for temperature in self.temperatures if math.isfinite(temperature) and temperature >= 0]
+        if not right or right != list(self.temperatures) or len(set(right)) != len(right):
+            raise ValueError(f"temperatures: needs different finite ones, 0 for greedy; got {list(self.temperatures)}")
+        for key in ("replicas", "replica_timeout_s"):
+            _positive(key, getattr(self, key))
 
 
 @dataclass(frozen=True)
@@ -171,8 +203,60 @@ class Capacity:
     steps: int = 16
 
 
-Experiment = Smoke | StepSlope | ToyWalk | Capacity
-EXPERIMENTS: dict[str, type[Experiment]] = {"smoke": Smoke, "step_slope": StepSlope, "toy_walk": ToyWalk, "capacity": Capacity}
+@dataclass(frozen=True)
+class PackingMap:
+    """Which lane of a warp holds which byte of a tile, and the numbers of one row of it.
+
+    row: of the tile, 0 to 15. batches: requests that share the four pairs of columns of an MMA, 1, 2 or 4.
+    """
+
+    name: str = "packing_map"
+    row: int = 5
+    batches: tuple[int, ...] = (1, 4)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.row < 16:
+            raise ValueError(f"row: a tile has rows 0 to 15; got {self.row}")
+        if not self.batches or len(set(self.batches)) != len(self.batches) or not {1, 2, 4}.issuperset(self.batches):
+            raise ValueError(f"batches: needs different ones of 1, 2 and 4; got {list(self.batches)}")
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What agreeing on one token costs each protocol of `kernels.exchange_probe`, on each number of CTAs; a slope over several lengths."""
+
+    protocols: tuple[str, ...]
+    name: str = "exchange"
+    ctas: tuple[int, ...] = (8, 66, 132)
+    steps: tuple[int, ...] = (8, 16, 24, 32)
+    replicas: int = 6
+    replica_timeout_s: int = 300
+    timing: Timing = Timing(kernel_replays=0)
+
+    def __post_init__(self) -> None:
+        _lengths(self.steps)
+        if len(self.steps) < 2 or not 2 <= max(self.steps) <= 32:
+            raise ValueError(f"steps: a slope needs at least two lengths, and a probe makes up to 32 steps; got {list(self.steps)}")
+        for key in ("replicas", "replica_timeout_s"):
+            _positive(key, getattr(self, key))
+        for key in ("protocols", "ctas"):
+            values = getattr(self, key)
+            if not values or len(set(values)) != len(values):
+                raise ValueError(f"{key}: needs at least one, all different; got {list(values)}")
+        if not 2 <= min(self.ctas) <= max(self.ctas) <= 256:
+            raise ValueError(f"ctas: from 2 to 256 CTAs can agree; got {list(self.ctas)}")
+
+
+Experiment = Smoke | StepSlope | ToyWalk | Capacity | PackingMap | Exchange | WalkLatency
+EXPERIMENTS: dict[str, type[Experiment]] = {
+    "smoke": Smoke,
+    "step_slope": StepSlope,
+    "toy_walk": ToyWalk,
+    "capacity": Capacity,
+    "packing_map": PackingMap,
+    "exchange": Exchange,
+    "walk_latency": WalkLatency,
+}
 
 
 @dataclass(frozen=True)

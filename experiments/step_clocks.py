@@ -26,9 +26,10 @@ def step_clocks(walk: ClockedWalk, subject: Subject, stopwatch: Stopwatch, round
     steps = subject.cell["steps"]
     subject.load(0)
     replay = stopwatch.capture(subject.launch, warmup=1)
-    agreement = subject.verify(0, ask(subject, replay, 0, stopwatch))
-    if not agreement.ok:
-        raise Incorrect(f"with in-kernel clocks: {agreement.reason}")
+    try:
+        subject.examiner.examine(0, ask(subject, replay, 0, stopwatch))
+    except Incorrect as error:
+        raise Incorrect(f"with in-kernel clocks: {error}") from error
     rows = [_one_replay(walk, replay, stopwatch, steps) for _ in range(rounds)]
     named = {"backend": subject.cell["backend"], "variant": subject.cell["variant"], "steps": steps, "replica": replica}
     return [{**named, "step": step, "time_us": median(row[step] for row in rows)} for step in range(steps)]

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import cast
 
-from experiments.measure import cell_row, flag_clocks, measure
-from experiments.outcome import Outcome, Row, Status, of_cells, of_error
+from experiments.measure import cell_row, measure
+from experiments.outcome import Outcome, Row, Status, of_error
 from experiments.plan import Plan
 from experiments.protocol import protocol
-from experiments.replicas import Part, run_replicas
+from experiments.replicas import Part, gather, run_replicas
 from experiments.schema import StepSlope, Variant
 from experiments.step_clocks import step_clocks
 from experiments.stopwatch import Stopwatch
@@ -26,13 +26,7 @@ def run(plan: Plan) -> Outcome:
         create(variant.backend, variant.options, f"experiment.variants[{place}].options")
     check_live(plan.config.device)
     parts = run_replicas(plan, ask.replicas, ask.replica_timeout_s)
-    tables = {name: [row for part in parts for row in part.tables.get(name, [])] for name in ("samples", "cells", "step_clocks")}
-    tables["cells"] += [row for part in parts if part.status is not Status.OK for row in _lost(plan, part)]
-    flag_clocks(tables["samples"], ask.timing.clock_tolerance)
-    status, reason = of_cells(tables["cells"])
-    whole = next((part for part in parts if part.protocol), Part(0, status, reason))
-    notes = sorted({note for part in parts for note in part.protocol.get("notes", [])})
-    return Outcome(tables, {**whole.protocol, "notes": notes}, whole.resources, status, reason)
+    return gather(parts, ("samples", "cells", "step_clocks"), lambda part: _lost(plan, part), ask.timing.clock_tolerance)
 
 
 def run_replica(plan: Plan, replica: int) -> Outcome:

@@ -1,4 +1,4 @@
-"""The walks of a config: one head, two input sets, the oracle's answers, and arms prepared once for all lengths."""
+"""The walks of a config: one head, two input sets, the oracle's answers, and arms prepared for the walks that they will run."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
 from experiments.convert import ConfigError, convert
+from experiments.examiner import Examiner, Oracle, Repeatable, Repeating, Unrepeatable
 from experiments.floor import memory_floor_us
 from experiments.outcome import Row
 from experiments.schema import GREEDY, Config
@@ -22,7 +24,7 @@ from kernels.device import CONFIGS, DeviceSpec, check_live, load
 from kernels.heads.markov import MarkovHead
 from kernels.reference import walk
 from kernels.synthetic import synthetic_inputs
-from kernels.walk import Backend, Draft, Limits, NanRule, PreparedWalk, Rounding, Unsupported, WalkInputs
+from kernels.walk import Backend, Draft, Limits, NanRule, NoiseRule, PreparedWalk, Rounding, SampledWalk, Unsupported, WalkInputs
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Arm:
 
 
 class Workload:
-    """Everything that the subjects of one process share. Lengths up to `max_steps` are prefixes of the same inputs.
+    """Everything that the subjects of one process share. Walks of up to `max_steps` and `batch` requests read prefixes of the same inputs.
 
     Raises:
         Unsupported: the device of the config is not here, or the head does not fit this machine.
@@ -50,48 +52,61 @@ class Workload:
         self._oracle: dict[tuple[int, Rounding, NanRule], Tensor] = {}
         self._sets = [self._draw(config.inputs.seed)]
         self._sets.append(self._different(config.inputs.seed + 1))
-        self._staged: dict[int, WalkInputs] = {}
+        self._staged: WeakValueDictionary[tuple[int, int, float], WalkInputs] = WeakValueDictionary()  # as long as a subject reads them
 
-    def cell(self, label: str, backend: str, steps: int) -> dict[str, Any]:
-        """The columns that name one cell in every table."""
-        config = self.config
-        return cell_columns(config, label, backend, steps, self.limits.max_batch)
-
-    def prepare(self, label: str, backend: str, options: Mapping[str, Any]) -> Arm:
-        """Everything that this backend pays once per model load.
+    def prepare(self, label: str, backend: str, options: Mapping[str, Any], limits: Limits | None = None) -> Arm:
+        """Everything that this backend pays once per model load. `limits` are the workload's own, greedy, where none are given.
 
         Raises:
             Unsupported: the backend cannot serve this head, limit or device.
         """
         made = create(backend, options)
         assert_arch(made, self.config.device)
-        return Arm(label, made, made.prepare(self.head, self.limits, self.config.device))
+        return Arm(label, made, made.prepare(self.head, limits or self.limits, self.config.device))
 
-    def subject(self, arm: Arm, steps: int) -> Subject:
-        """One walk of `steps` of an arm, on input tensors that all arms share."""
-        inputs = self._stage(steps)
-        draft = Draft.like(inputs)
-        base_bytes = inputs.base_logits.numel() * inputs.base_logits.element_size()
-        floors = {l2: memory_floor_us(arm.prepared.resources, steps, base_bytes, self.config.device, l2) for l2 in L2}
+    def subject(self, arm: Arm, steps: int, batch: int | None = None, temperature: float = GREEDY) -> Subject:
+        """One walk of `steps` of an arm, with the workload's whole batch or its first `batch` requests, on input tensors that all arms share.
+
+        With temperature > 0 the draft has the corrected logits too, which a verifier needs.
+        """
+        inputs = self._stage(steps, batch or self.limits.max_batch, temperature)
+        draft = Draft.like(inputs, logits=temperature > 0)
+        read, written = inputs.base_logits.nbytes, draft.logits.nbytes if draft.logits is not None else 0
+        device, resources = self.config.device, arm.prepared.resources
         return Subject(
-            cell=self.cell(arm.label, arm.backend.name, steps),
+            cell=cell_columns(self.config, arm.label, arm.backend.name, steps, inputs.batch, temperature),
             launch=lambda: arm.prepared.launch(inputs, draft),
             load=lambda which: self._load(which, inputs),
-            verify=lambda which, tokens: self.verify(arm.backend, which, tokens),
-            tokens=draft.tokens,
-            floor_us=floors,
+            examiner=self._examiner(arm, inputs),
+            draft=draft,
+            floor_us={l2: memory_floor_us(resources, steps, read, device, l2, written) for l2 in L2},
             rounding=str(arm.backend.rounding),
         )
 
     def verify(self, backend: Backend, which: int, tokens: Tensor) -> Agreement:
-        """Whether `tokens` [batch, steps] are right for input set `which`. The oracle's own tokens, walked once, answer the usual case."""
+        """Whether greedy `tokens` [batch, steps] are right for set `which`. The oracle's own tokens, walked once, answer the usual case."""
         key = which, backend.rounding, backend.nan_rule
         if key not in self._oracle:
             self._oracle[key] = walk(self.head, self._sets[which], backend.rounding, backend.nan_rule).tokens.cpu()
-        if torch.equal(tokens.cpu(), self._oracle[key][:, : tokens.shape[1]]):
+        batch, steps = tokens.shape
+        if torch.equal(tokens.cpu(), self._oracle[key][:batch, :steps]):
             return Agreement(tokens.numel(), mismatches=0, near_ties=0, worst_gap=0.0)
-        inputs = _prefix(self._sets[which], tokens.shape[1])
+        inputs = _prefix(self._sets[which], steps, batch)
         return check(tokens.to(self.head.device), self.head, inputs, backend.rounding, backend.nan_rule)
+
+    def _examiner(self, arm: Arm, inputs: WalkInputs) -> Examiner:
+        """Who judges this arm's drafts of walks like `inputs`: by whether they sample, and whether the host can repeat their draws."""
+        temperature, backend = inputs.temperature, arm.backend
+        if not bool((temperature > 0).any()):
+            return Repeating(lambda which, tokens: self.verify(backend, which, tokens))
+        oracle = Oracle(
+            self.head,
+            backend.rounding,
+            backend.nan_rule,
+            lambda which: replace(_prefix(self._sets[which], inputs.steps, inputs.batch), temperature=temperature),
+        )
+        walk = arm.prepared
+        return Repeatable(oracle, walk) if isinstance(walk, SampledWalk) and walk.noise is not NoiseRule.LIBRARY else Unrepeatable(oracle)
 
     def _draw(self, seed: int) -> WalkInputs:
         size, limits = self.config.head, self.limits
@@ -99,27 +114,29 @@ class Workload:
         return synthetic_inputs(size.vocab, limits.max_steps, limits.max_batch, seed, self.head.device, std, GREEDY)
 
     def _different(self, seed: int) -> WalkInputs:
-        """A set whose first tokens differ from set 0's, so that an answer to one is wrong for the other at any length."""
-        first = walk(self.head, _prefix(self._sets[0], 1), Rounding.TWICE).tokens
+        """A set whose first token differs from set 0's, so that an answer to one is wrong for the other at any length and batch."""
+        first = walk(self.head, _prefix(self._sets[0], 1, 1), Rounding.TWICE).tokens
         for candidate in range(seed, seed + 100):
             drawn = self._draw(candidate)
-            if not torch.equal(walk(self.head, _prefix(drawn, 1), Rounding.TWICE).tokens, first):
+            if not torch.equal(walk(self.head, _prefix(drawn, 1, 1), Rounding.TWICE).tokens, first):
                 return drawn
         raise ConfigError(
             f"inputs: 100 seeds from {seed} on give the same first token; a head of vocab {self.head.vocab} can not be checked"
         )
 
-    def _stage(self, steps: int) -> WalkInputs:
-        """The fixed input tensors that every arm reads at this length."""
-        if steps not in self._staged:
-            source = _prefix(self._sets[0], steps)
+    def _stage(self, steps: int, batch: int, temperature: float) -> WalkInputs:
+        """The fixed input tensors that every arm reads at this length, batch and temperature."""
+        staged = self._staged.get((steps, batch, temperature))
+        if staged is None:
+            source = _prefix(self._sets[0], steps, batch)
             tensors = {name: getattr(source, name).clone() for name in ("base_logits", "anchor", "temperature", "seed")}
-            self._staged[steps] = WalkInputs(**tensors)
-        return self._staged[steps]
+            staged = self._staged[steps, batch, temperature] = WalkInputs(**tensors)
+            staged.temperature.fill_(temperature)
+        return staged
 
     def _load(self, which: int, inputs: WalkInputs) -> None:
-        source = self._sets[which]
-        inputs.base_logits.copy_(source.base_logits[:, : inputs.steps])
+        source = _prefix(self._sets[which], inputs.steps, inputs.batch)
+        inputs.base_logits.copy_(source.base_logits)
         inputs.anchor.copy_(source.anchor)
 
 
@@ -132,7 +149,7 @@ def stopwatch_for(device: DeviceSpec) -> Stopwatch:
     return CudaStopwatch(device)
 
 
-def cell_columns(config: Config, label: str, backend: str, steps: int, batch: int) -> Row:
+def cell_columns(config: Config, label: str, backend: str, steps: int, batch: int, temperature: float = GREEDY) -> Row:
     """What names a cell, also where it could not even be prepared."""
     return {
         "device": config.device.name,
@@ -143,7 +160,7 @@ def cell_columns(config: Config, label: str, backend: str, steps: int, batch: in
         "rank": config.head.rank,
         "steps": steps,
         "batch": batch,
-        "temperature": GREEDY,
+        "temperature": temperature,
         "inputs": config.inputs.family,
     }
 
@@ -180,16 +197,17 @@ def _runs_on(backend: Backend, device: DeviceSpec) -> bool:
     return bool(kinds & set(backend.archs))
 
 
-def _prefix(inputs: WalkInputs, steps: int) -> WalkInputs:
-    return replace(inputs, base_logits=inputs.base_logits[:, :steps])
+def _prefix(inputs: WalkInputs, steps: int, batch: int) -> WalkInputs:
+    """The first `steps` of the first `batch` requests; requests do not depend on one another."""
+    requests = {name: getattr(inputs, name)[:batch] for name in ("anchor", "temperature", "seed")}
+    return WalkInputs(inputs.base_logits[:batch, :steps], **requests)
 
 
 def _assert_fits(config: Config, limits: Limits) -> None:
-    """W1 and W2 in bf16, one of them in fp32 while it is drawn on the host, and bf16 base logits: two sets, and a copy for every length."""
-    head, asked = config.head, config.experiment.steps
+    """W1 and W2 in bf16, one of them in fp32 while it is drawn on the host, and bf16 base logits: two sets and a copy."""
+    head = config.head
     weights = head.vocab * head.rank * (2 * 2 + 4)
-    lengths = 2 * limits.max_steps + (sum(asked) if isinstance(asked, tuple) else asked)
-    logits = 2 * limits.max_batch * lengths * head.vocab
+    logits = 3 * 2 * limits.max_batch * limits.max_steps * head.vocab
     have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     have = min(have, config.device.hbm_bytes) if config.device.is_cuda else have
     if weights + logits > have:

@@ -42,6 +42,21 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
         "reference": Look("reference", "#56B4E9", "P"),
     }
 )
+# The ways to agree on a token: the chosen pair has the colour of the resident walk that uses it; families have shades of one colour.
+PROTOCOLS: Mapping[str, Look] = MappingProxyType(
+    {
+        "pair": Look("{key, count} pair", "#D55E00", "o"),
+        "striped_2": Look("pair on 2 lines", "#00507d", "<"),
+        "striped_4": Look("pair on 4 lines", "#0072B2", ">"),
+        "striped_8": Look("pair on 8 lines", "#56B4E9", "^"),
+        "cluster_2": Look("clusters of 2, then pair", "#006b4e", "s"),
+        "cluster_4": Look("clusters of 4, then pair", "#009E73", "D"),
+        "cluster_8": Look("clusters of 8, then pair", "#63c5a8", "h"),
+        "pair_acquire": Look("pair, acquired", "#E69F00", "P"),
+        "mailboxes": Look("mailboxes", "#CC79A7", "v"),
+        "grid_sync": Look("grid.sync()", "#222222", "X"),
+    }
+)
 TIERS: Mapping[str, str] = MappingProxyType(
     {"registers": "registers", "shared_memory": "shared memory", "tensor_memory": "tensor memory", "l2": "L2 cache", "hbm": "HBM"},
 )
@@ -90,6 +105,13 @@ def look(variant: str) -> Look:
     if variant not in LOOKS:
         raise KeyError(f"variant {variant!r} has no colour yet; add it to LOOKS in figures/style.py.")
     return LOOKS[variant]
+
+
+def protocol_look(protocol: str) -> Look:
+    """The look of `protocol`; a KeyError that says where to add one."""
+    if protocol not in PROTOCOLS:
+        raise KeyError(f"protocol {protocol!r} has no colour yet; add it to PROTOCOLS in figures/style.py.")
+    return PROTOCOLS[protocol]
 
 
 def break_axis(figure: Figure, lower: Axes, upper: Axes, size: float = 0.012) -> None:

@@ -12,6 +12,10 @@ L + b -+ e. Nothing wider is allowed: an ulp of bf16 is given only to tokens who
 
 A token t can be that kernel's argmax only if highest(t) > lowest(v) for all v < t and highest(t) >= lowest(v) for all
 v > t. A token that is not the oracle's and passes this is a near tie; any other is a mismatch. INT8 has e = 0: bits.
+
+Rows with temperature > 0 need the noise rule and the round of the launch. GUMBEL adds noise to logit / T, monotone in the logit, so the
+bound carries over from logits to scores; GROUPS grants no near ties; of LIBRARY only the support is known: a drawn token has a logit
+above -inf, and is 0 where no logit is.
 """
 
 from __future__ import annotations
@@ -21,8 +25,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.reference import ReferenceHead, check_inputs, greedy, previous_tokens
-from kernels.walk import NanRule, Rounding, WalkInputs
+from kernels.reference import ReferenceHead, check_inputs, chosen, greedy, previous_tokens
+from kernels.sampling import Draws, gumbel_scores, is_sampled
+from kernels.walk import NanRule, NoiseRule, Rounding, WalkInputs
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,7 @@ class Agreement:
     tokens:     how many were checked
     mismatches: tokens that no fp32 summation order explains, or that lie outside [0, vocab)
     near_ties:  tokens that differ from the oracle's within the bound
-    worst_gap:  the largest distance, in logits, from the oracle's maximum to the oracle's logit of a checked token
+    worst_gap:  the largest distance, in logits, from the oracle's maximum to the oracle's logit of a checked greedy token
     reason:     the first mismatch in words; empty if there is none
     """
 
@@ -54,26 +59,31 @@ def check(
     rounding: Rounding,
     nan_rule: NanRule = NanRule.LOSES,
     exact: bool = False,
+    noise: NoiseRule | None = None,
+    round: int = 0,
 ) -> Agreement:
-    """Compare greedy `tokens` [batch, steps] int64 of a backend with the oracle; `exact` forbids near ties (INT8 always does).
+    """Compare `tokens` [batch, steps] int64 of a backend with the oracle; `exact` forbids near ties (INT8 always does).
+
+    noise, round: how rows with temperature > 0 were drawn (`SampledWalk.noise`, and `SampledWalk.round()` before the launch).
 
     Raises:
-        ValueError: tokens of another shape or type, a row with temperature > 0, or a rounding without an oracle.
+        ValueError: tokens of another shape or type, a row with temperature > 0 without `noise`, or a rounding without an oracle.
     """
-    check_inputs(head, inputs)
+    check_inputs(head, inputs, noise)
     if tokens.shape != (inputs.batch, inputs.steps) or tokens.dtype != torch.int64:
         raise ValueError(f"tokens must be [{inputs.batch}, {inputs.steps}] int64; got {list(tokens.shape)} {tokens.dtype}.")
     exact = exact or rounding is Rounding.INT8
+    oracle = _Oracle(head, inputs, rounding, nan_rule, noise, round)
     mismatches, near_ties, worst_gap, reason = 0, 0, 0.0, ""
     for step in range(inputs.steps):
-        base, previous = inputs.base_logits[:, step], previous_tokens(inputs, tokens, step)
-        logits = head.step_logits(previous, base, rounding)
-        expected, token = greedy(logits, nan_rule), tokens[:, step]
-        worst_gap = max(worst_gap, _gap(logits, expected, token))
+        token, previous = tokens[:, step], previous_tokens(inputs, tokens, step)
+        logits = head.step_logits(previous, inputs.base_logits[:, step], rounding)
+        expected = oracle.expected(logits, step, token)
+        worst_gap = max(worst_gap, oracle.gap(logits, expected, token))
         differs = token != expected
         if not bool(differs.any()):
             continue
-        near = torch.zeros_like(differs) if exact else _near(head, previous, base, rounding, nan_rule, token)
+        near = torch.zeros_like(differs) if exact else oracle.near(previous, step, token)
         wrong = differs & ~near
         near_ties += int((differs & near).sum())
         if not reason and bool(wrong.any()):
@@ -82,25 +92,53 @@ def check(
     return Agreement(tokens.numel(), mismatches, near_ties, worst_gap, reason)
 
 
-def _near(head: ReferenceHead, previous: Tensor, base: Tensor, rounding: Rounding, nan_rule: NanRule, token: Tensor) -> Tensor:
-    """[batch] whether `token` can be the argmax of a kernel whose logits lie in the interval."""
-    lowest, highest = head.step_interval(previous, base, rounding)
-    nan = lowest.isnan() | highest.isnan()
-    lowest, highest = (end.masked_fill(nan, -torch.inf) for end in (lowest, highest))
-    inside = (token >= 0) & (token < base.shape[1])
-    index = token.clamp(0, base.shape[1] - 1)[:, None]
-    top = highest.gather(1, index)
-    before = torch.arange(base.shape[1], device=token.device)[None, :] < index
-    itself = torch.zeros_like(before).scatter_(1, index, True)
-    possible = torch.where(before, top > lowest, top >= lowest) | itself
-    near = inside & possible.all(dim=1)
-    return near & ~nan.any(dim=1) if nan_rule is NanRule.WINS else near
+@dataclass(frozen=True)
+class _Oracle:
+    """What one check holds tokens against."""
 
+    head: ReferenceHead
+    inputs: WalkInputs
+    rounding: Rounding
+    nan_rule: NanRule
+    noise: NoiseRule | None
+    round: int
 
-def _gap(logits: Tensor, expected: Tensor, token: Tensor) -> float:
-    inside = token.clamp(0, logits.shape[1] - 1)
-    gap = logits.gather(1, expected[:, None]) - logits.gather(1, inside[:, None])
-    return float(gap.masked_fill(gap.isnan(), 0.0).max())
+    def expected(self, logits: Tensor, step: int, token: Tensor) -> Tensor:
+        """[batch] the oracle's tokens; of a row drawn with noise that no host repeats `token` itself, if it can be drawn."""
+        if self.noise is not NoiseRule.LIBRARY:
+            return chosen(logits, self.inputs, step, self.nan_rule, self.noise, self.round)
+        inside = (token >= 0) & (token < logits.shape[1])
+        drawable = inside & (logits.gather(1, token.clamp(0, logits.shape[1] - 1)[:, None])[:, 0] > -torch.inf)
+        return torch.where(is_sampled(self.inputs.temperature) & drawable, token, greedy(logits, self.nan_rule))
+
+    def gap(self, logits: Tensor, expected: Tensor, token: Tensor) -> float:
+        inside = token.clamp(0, logits.shape[1] - 1)
+        gap = (logits.gather(1, expected[:, None]) - logits.gather(1, inside[:, None]))[:, 0]
+        return float(gap.masked_fill(gap.isnan() | is_sampled(self.inputs.temperature), 0.0).max())
+
+    def near(self, previous: Tensor, step: int, token: Tensor) -> Tensor:
+        """[batch] whether `token` can win in a kernel whose logits lie in the interval."""
+        lowest, highest = self.head.step_interval(previous, self.inputs.base_logits[:, step], self.rounding)
+        nan = lowest.isnan() | highest.isnan()
+        lowest, highest = (self._scores(end.masked_fill(nan, -torch.inf), step) for end in (lowest, highest))
+        inside = (token >= 0) & (token < lowest.shape[1])
+        index = token.clamp(0, lowest.shape[1] - 1)[:, None]
+        top = highest.gather(1, index)
+        before = torch.arange(lowest.shape[1], device=token.device)[None, :] < index
+        itself = torch.zeros_like(before).scatter_(1, index, True)
+        possible = torch.where(before, top > lowest, top >= lowest) | itself
+        near = inside & possible.all(dim=1)
+        sampled = is_sampled(self.inputs.temperature)
+        if self.noise is not NoiseRule.GUMBEL:
+            near = near & ~sampled
+        return near & (sampled | ~nan.any(dim=1)) if self.nan_rule is NanRule.WINS else near
+
+    def _scores(self, logits: Tensor, step: int) -> Tensor:
+        """[batch, vocab] what the largest of wins: logits of greedy rows, noisy scores of rows drawn by the GUMBEL rule."""
+        if self.noise is not NoiseRule.GUMBEL:
+            return logits
+        draws = Draws.of(self.inputs.temperature, self.inputs.seed, step, self.round)
+        return torch.where(is_sampled(self.inputs.temperature)[:, None], gumbel_scores(logits, draws), logits)
 
 
 def _describe(wrong: Tensor, step: int, token: Tensor, expected: Tensor, logits: Tensor, rounding: Rounding) -> str:
@@ -114,15 +152,18 @@ def _describe(wrong: Tensor, step: int, token: Tensor, expected: Tensor, logits:
     )
 
 
-def stray_logits(logits: Tensor, tokens: Tensor, head: ReferenceHead, inputs: WalkInputs, rounding: Rounding) -> int:
+def stray_logits(
+    logits: Tensor, tokens: Tensor, head: ReferenceHead, inputs: WalkInputs, rounding: Rounding, rows: Tensor | None = None
+) -> int:
     """How many of the corrected logits [batch, steps, vocab] that a backend kept lie outside the bound, given its own tokens.
 
-    A NaN is right only where the oracle has one.
+    A NaN is right only where the oracle has one. rows: [batch] bool, the requests that count (all if None): a persistent walk keeps the
+    logits of `kernels.sampling.is_sampled` rows only.
     """
     stray = 0
     for step in range(inputs.steps):
         lowest, highest = head.step_interval(previous_tokens(inputs, tokens, step), inputs.base_logits[:, step], rounding)
         kept = logits[:, step].float()
         right = ((lowest <= kept) & (kept <= highest)) | (kept.isnan() & (lowest.isnan() | highest.isnan()))
-        stray += int((~right).sum())
+        stray += int((~right if rows is None else ~right[rows]).sum())
     return stray

@@ -40,14 +40,29 @@ def _load(cubin: bytes, entry: bytes) -> Any:
     return _checked("cuModuleGetFunction", driver.cuModuleGetFunction(module, entry))
 
 
+def _cooperative() -> Any:
+    attribute = _driver().CUlaunchAttribute()
+    attribute.id = _driver().CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+    attribute.value.cooperative = 1
+    return attribute
+
+
+def _cluster(size: int) -> Any:
+    attribute = _driver().CUlaunchAttribute()
+    attribute.id = _driver().CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = size, 1, 1
+    return attribute
+
+
 @dataclass(frozen=True)
 class LaunchShape:
-    """How a kernel is launched: CTAs, threads per CTA, dynamic shared memory, and whether all CTAs must be resident together."""
+    """How a kernel is launched: CTAs, threads per CTA, dynamic shared memory, whether all CTAs must be resident together, CTAs in a cluster."""
 
     ctas: int
     threads: int
     dynamic_smem_bytes: int = 0
     cooperative: bool = False
+    cluster: int = 1
 
 
 class Function:
@@ -59,17 +74,29 @@ class Function:
         self._handle = _load(kernel.cubin, kernel.entry.encode())
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         _checked("cuFuncSetAttribute", driver.cuFuncSetAttribute(self._handle, attribute, shape.dynamic_smem_bytes))
-        if shape.cooperative:
-            self._check_resident(kernel)
         self._config = driver.CUlaunchConfig()
         self._config.gridDimX, self._config.gridDimY, self._config.gridDimZ = shape.ctas, 1, 1
         self._config.blockDimX, self._config.blockDimY, self._config.blockDimZ = shape.threads, 1, 1
         self._config.sharedMemBytes = shape.dynamic_smem_bytes
+        attributes = [_cluster(shape.cluster)] if shape.cluster > 1 else []
+        self._config.attrs, self._config.numAttrs = attributes, len(attributes)
+        if shape.cluster > 1:
+            self._check_clusters(kernel)
         if shape.cooperative:
-            cooperative = driver.CUlaunchAttribute()
-            cooperative.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-            cooperative.value.cooperative = 1
-            self._config.attrs, self._config.numAttrs = [cooperative], 1
+            self._check_resident(kernel)
+            attributes.append(_cooperative())
+            self._config.attrs, self._config.numAttrs = attributes, len(attributes)
+
+    def _check_clusters(self, kernel: Kernel) -> None:
+        """A cluster lives in one GPC, so the SMs left over in each of them hold none."""
+        if self.shape.ctas % self.shape.cluster:
+            raise Unsupported(f"{kernel.entry}: {self.shape.ctas} CTAs are no whole number of clusters of {self.shape.cluster}.")
+        resident = _checked("cuOccupancyMaxActiveClusters", _driver().cuOccupancyMaxActiveClusters(self._handle, self._config))
+        if resident * self.shape.cluster < self.shape.ctas:
+            raise Unsupported(
+                f"{kernel.entry} needs {self.shape.ctas // self.shape.cluster} clusters of {self.shape.cluster} resident at once; "
+                f"this GPU holds {resident} of them; take smaller clusters, or fewer CTAs."
+            )
 
     def _check_resident(self, kernel: Kernel) -> None:
         import torch

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.placement import WARPS, Placement
-from kernels.quantize import Int8Rows, TwoPlanes
+from kernels.placement import BATCHED_TILE_ROWS, WARPS, BatchedPlacement, Place, Placement
+from kernels.quantize import TwoPlanes
 
 FRAGMENT_ROWS = 16
 
@@ -27,18 +27,39 @@ def fragments(rows: Tensor) -> Tensor:
     return split.permute(*range(n), *order).reshape(*lead, count // FRAGMENT_ROWS, row_bytes // 32, 32, 16).contiguous()
 
 
-def resident_weights(rows: Int8Rows, placement: Placement) -> tuple[Tensor, Tensor]:
-    """W2 for walk_resident.cuh: CTA after CTA, first its register tiles, then its shared-memory tiles, warp after warp.
-
-    Returns the packed bytes [ctas * rows_per_cta * rank] uint8 and the row scales [ctas * rows_per_cta] fp32, in which rows g and
-    g + 8 of a tile stand side by side. Rows past the vocabulary are zero.
+def resident_weights(rows: Tensor, placement: Placement) -> Tensor:
+    """W2 [vocab, rank] int8 or bf16 for walk_resident.cuh: CTA after CTA its register tiles, its shared-memory tiles and its streamed tiles,
+    each kind warp after warp. uint8; rows past the vocabulary are zero.
     """
     count = placement.ctas * placement.rows_per_cta
-    tiles = fragments(_padded(rows.q.view(torch.uint8), count)).reshape(placement.ctas, WARPS, placement.tiles, -1)
-    in_registers = placement.in_registers
-    parts = [tiles[:, :, [i for i, held in enumerate(in_registers) if held is want]].flatten(1) for want in (True, False)]
-    scale = _padded(rows.scale, count).reshape(-1, 2, 8).transpose(1, 2).reshape(-1)
-    return torch.cat(parts, dim=1).reshape(-1), scale.contiguous()
+    tiles = fragments(_padded(rows.contiguous().view(torch.uint8), count)).reshape(placement.ctas, WARPS, placement.tiles, -1)
+    places = placement.places
+    parts = [tiles[:, :, [i for i, place in enumerate(places) if place is want]].flatten(1) for want in Place]
+    return torch.cat(parts, dim=1).reshape(-1)
+
+
+def resident_scales(scale: Tensor, placement: Placement) -> Tensor:
+    """Row scales [vocab] fp32 for walk_resident.cuh: [ctas * rows_per_cta], rows g and g + 8 of a tile side by side."""
+    count = placement.ctas * placement.rows_per_cta
+    return _padded(scale, count).reshape(-1, 2, 8).transpose(1, 2).reshape(-1).contiguous()
+
+
+def batched_weights(rows: Tensor, placement: BatchedPlacement) -> Tensor:
+    """W2 [vocab, rank] int8 for walk_batched.cuh: tiles of 64 rows as K-major B operands of wgmma, in 8 x 16-byte core matrices.
+
+    A thread t of a quad reads columns 8 j + 2 t + e of its accumulators, e = 0, 1; they are rows 16 t + 2 j + e of the tile, so that it
+    holds 16 rows in a row. The order of K is that of the latents which lane t loads in 16-byte chunks t, t + 4, ...: byte b of half h of
+    k-step 2 i + s is byte 8 s + 4 h + b of chunk t + 4 i, at place 16 h + 4 t + b of the k-step.
+    """
+    count = placement.ctas * placement.rows_per_cta
+    padded = _padded(rows.contiguous().view(torch.uint8), count)
+    split = padded.reshape(count // BATCHED_TILE_ROWS, 4, 8, 2, 4, 4, 2, 2, 4)  # tile, t of row, j, e, i, t of chunk, s, h, b
+    return split.permute(0, 4, 6, 7, 2, 1, 3, 5, 8).reshape(-1).contiguous()  # tile, i, s, h | j | t of row, e | t of chunk, b
+
+
+def padded_scales(scale: Tensor, count: int) -> Tensor:
+    """Row scales [vocab] fp32 -> [count], zeros at the end."""
+    return _padded(scale, count).contiguous()
 
 
 def streaming_weights(rows: Tensor, padded_rows: int) -> Tensor:

@@ -14,11 +14,12 @@ from kernels.driver import Function, LaunchShape
 from kernels.heads.markov import MarkovHead
 from kernels.params import Params
 from kernels.placement import RANK
-from kernels.walk import Draft, Head, Limits, Resources, Unsupported, WalkInputs
+from kernels.walk import Draft, Head, Limits, NoiseRule, Resources, Unsupported, WalkInputs
 
 MAX_STEPS = 32  # kMaxSteps of kernels/cuda/common/exchange.cuh
 EXCHANGES = {"pair": "KeyCountPair", "mailboxes": "Mailboxes"}  # option -> template of exchange.cuh
-_EXCHANGE_WORDS = 2 * 33 * 160  # the larger state of the two, on up to 160 CTAs
+_MAILBOX_WORDS = 2 * 33 * 160  # on up to 160 CTAs
+_PAIR_WORDS = 2 * MAX_STEPS * 16  # of a request: two banks of a 128-byte line a step
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,10 @@ class Weights:
 
 @dataclass(frozen=True)
 class PersistentWalk:
-    """One launch a walk. Owns the exchange's mailboxes and launch counter, so launches must follow one another on a stream."""
+    """One launch a walk. Owns the exchange's mailboxes and launch counter, so launches must follow one another on a stream.
+
+    base_slots: steps of base logits that the kernel keeps in shared memory; requests: the most that the kernel exchanges for.
+    """
 
     name: str
     head: Head
@@ -41,18 +45,23 @@ class PersistentWalk:
     function: Function
     resources: Resources
     clocks: Tensor | None
+    base_slots: int
+    requests: int = 1
+    noise: NoiseRule = NoiseRule.GUMBEL
     mail: Tensor = field(init=False)
-    round: Tensor = field(init=False)
+    launches: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         device = self.weights.packed.device
-        object.__setattr__(self, "mail", torch.zeros(_EXCHANGE_WORDS, dtype=torch.int64, device=device))
-        object.__setattr__(self, "round", torch.zeros(1, dtype=torch.int32, device=device))
+        words = max(_MAILBOX_WORDS, _PAIR_WORDS * self.requests)
+        object.__setattr__(self, "mail", torch.zeros(words, dtype=torch.int64, device=device))
+        object.__setattr__(self, "launches", torch.zeros(1, dtype=torch.int32, device=device))
 
     def launch(self, inputs: WalkInputs, out: Draft) -> None:
-        """Enqueue the walk of the one request in `inputs`."""
+        """Enqueue the walk of the requests in `inputs`."""
         admit_walk(self.name, inputs, out, self.limits, self.head)
         weights, scale, clocks = self.weights, self.weights.row_scale, self.clocks
+        logits = out.logits if self.limits.sampling else None
         self.function.launch(
             Params(
                 weights=weights.packed.data_ptr(),
@@ -60,16 +69,29 @@ class PersistentWalk:
                 latents=weights.latents.data_ptr(),
                 base=inputs.base_logits.data_ptr(),
                 anchor=inputs.anchor.data_ptr(),
+                temperature=inputs.temperature.data_ptr(),
+                seed=inputs.seed.data_ptr(),
+                logits=0 if logits is None else logits.data_ptr(),
                 tokens=out.tokens.data_ptr(),
                 mail=self.mail.data_ptr(),
-                round=self.round.data_ptr(),
+                round=self.launches.data_ptr(),
                 clocks=0 if clocks is None else clocks.data_ptr(),
+                base_request_stride=inputs.base_logits.stride(0),
                 base_step_stride=inputs.base_logits.stride(1),
+                logits_request_stride=0 if logits is None else logits.stride(0),
+                logits_step_stride=0 if logits is None else logits.stride(1),
+                tokens_request_stride=out.tokens.stride(0),
                 vocab=self.head.vocab,
                 latent_vocab=self.head.vocab,  # W1 may have more rows; anchors are clamped into the vocabulary
                 steps=inputs.steps,
+                batch=inputs.batch,
+                base_slots=min(self.base_slots, inputs.steps),
             )
         )
+
+    def round(self) -> int:
+        """The round of the next launch, see `kernels.walk.SampledWalk`."""
+        return int(self.launches.item()) & 0xFFFFFFFF
 
     def step_stamps(self) -> Tensor:
         """[max_steps + 1, 2] int64 cycles and nanoseconds of CTA 0, see `kernels.walk.ClockedWalk`; needs the option clocks=true."""
@@ -78,12 +100,13 @@ class PersistentWalk:
         return self.clocks
 
 
-def admit(name: str, head: Head, limits: Limits, device: DeviceSpec) -> MarkovHead:
-    """The head of a batch-1 greedy Hopper walk, or Unsupported with the backend that would serve it."""
+def admit(name: str, head: Head, limits: Limits, device: DeviceSpec, *, max_batch: int, sampling: bool) -> MarkovHead:
+    """The head of a Hopper walk, or Unsupported with the backend that would serve it."""
     markov = admit_head(name, head, MarkovHead)
-    admit_limits(name, limits, sampling=False)
-    if limits.max_batch > 1:
-        raise Unsupported(f"{name} walks one request at a time; got max_batch {limits.max_batch}; backend=sglang_greedy serves batches.")
+    admit_limits(name, limits, sampling=sampling)
+    if limits.max_batch > max_batch:
+        most = "one request" if max_batch == 1 else f"up to {max_batch} requests"
+        raise Unsupported(f"{name} walks {most} at a time; got max_batch {limits.max_batch}; backend=sglang_folded serves any batch.")
     if limits.max_steps > MAX_STEPS:
         raise Unsupported(
             f"{name} walks up to {MAX_STEPS} steps a launch; got max_steps {limits.max_steps}; backend=sglang_greedy serves any."
@@ -101,13 +124,14 @@ def admit_exchange(exchange: str) -> None:
         raise ValueError(f"exchange must be one of {', '.join(EXCHANGES)}; got {exchange!r}.")
 
 
-def entry_source(header: str, entry: str, threads: int, shape: str, exchange: str, spin_limit: int) -> str:
+def entry_source(header: str, entry: str, threads: int, shape: str, exchange: str | None = None, spin_limit: int = 0) -> str:
     """The one translation unit of a walk kernel: a template of `header` with its shape, behind an extern "C" entry."""
     guard = f"#define WTS_SPIN_LIMIT {spin_limit}\n" if spin_limit else ""
+    arguments = shape if exchange is None else f"{shape}, wts::{EXCHANGES[exchange]}"
     return (
         f'{guard}#include "{header}"\n'
         f'extern "C" __global__ void __launch_bounds__({threads}, 1) {entry}(const __grid_constant__ wts::Params p) {{\n'
-        f"  wts::{entry}<{shape}, wts::{EXCHANGES[exchange]}>(p);\n}}\n"
+        f"  wts::{entry}<{arguments}>(p);\n}}\n"
     )
 
 

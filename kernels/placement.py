@@ -1,49 +1,88 @@
-"""The residency planner: which rows of W2 live in registers, which in shared memory, and whether the walk fits the chip at all."""
+"""The residency planner: which rows of W2 live in registers, which in shared memory, which come from L2 at every step.
+
+Two kernels share the work. `Placement` is that of walk_resident.cuh (up to four requests), `BatchedPlacement` that of walk_batched.cuh
+(up to 64). One CTA a SM; what fits is resident, the rest is streamed.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from kernels.device import DeviceSpec
 from kernels.walk import Unsupported
 
 RANK = 256
-WARPS = 8  # a CTA; 255 registers a thread leave room for exactly these
-MAX_REGISTER_TILES = 6  # a warp; a seventh spills (kernels/build.py refuses it), see "Measured facts" in CONTRIBUTING.md
-TILE_ROWS = 16
-LATENT_BYTES = 4 * (2 * 320 + 16)  # four slots, kernels/cuda/common/latent.cuh
-LOOP_BYTES = 144  # LoopState and the load barrier, kernels/cuda/common/walk_loop.cuh
+WARPS = 8  # a CTA of walk_resident.cuh; 255 registers a thread leave room for exactly these
+TILE_ROWS = 16  # of mma.sync
+SMALL_BATCH = 4  # requests that walk_resident.cuh serves: the eight columns of an MMA are four requests in two int8 planes
+MAX_BATCH = 64  # requests that walk_batched.cuh serves
+BATCHED_TILE_ROWS = 64
+LATENT_BYTES = {"int8": 4 * (2 * 320 + 16), "bf16": 4 * 512}  # of a request: four slots, kernels/cuda/common/latent.cuh
+LOOP_BYTES = 144  # LoopState and the load barrier of a batch-1 greedy walk, kernels/cuda/common/walk_loop.cuh
+ROW_BYTES = {"int8": RANK, "bf16": 2 * RANK}
+MAX_REGISTER_TILES = {"int8": 6, "bf16": 3}  # a warp; one more spills, see "Measured facts" in CONTRIBUTING.md
+UNIT_BYTES = 4096  # what walk_resident.cuh streams at once: 16 rows of int8 or half of those of bf16
+_STAGES = 2  # streamed units of a warp in flight
+_RING_STAGES = 4  # streamed tiles of a CTA in flight, 16 KB each: one for each warpgroup
+_FEWEST_TILES = 4  # of a CTA of walk_batched.cuh: one for each warpgroup
+
+
+class Place(StrEnum):
+    """Where a tile of W2 lives during a walk."""
+
+    REGISTERS = "registers"
+    SHARED = "shared"
+    STREAMED = "streamed"
 
 
 @dataclass(frozen=True)
 class Placement:
-    """An int8 walk on one device: one CTA a SM, `WARPS` warps, each with its tiles of 16 rows. Bytes are of the whole chip unless named."""
+    """A walk of walk_resident.cuh on one device: `WARPS` warps a CTA, each with its tiles of 16 rows. Bytes are of the whole chip unless named.
+
+    steps:      the longest walk
+    base_slots: steps of base logits that shared memory holds at once
+    requests:   1, 2 or 4
+    """
 
     vocab: int
     steps: int
     ctas: int
     register_tiles: int  # a warp
     smem_tiles: int  # a warp
+    streamed_tiles: int = 0  # a warp and step
+    stages: int = 0  # streamed units of a warp in shared memory at once
+    base_slots: int = 16
+    requests: int = 1
+    sampling: bool = False
+    weights: str = "int8"
 
     @property
     def tiles(self) -> int:
         """Tiles of a warp."""
-        return self.register_tiles + self.smem_tiles
+        return self.register_tiles + self.smem_tiles + self.streamed_tiles
 
     @property
-    def in_registers(self) -> tuple[bool, ...]:
+    def places(self) -> tuple[Place, ...]:
         """Where each tile of a warp lives, in the order of its rows.
 
-        walk_resident.cuh works through groups: a share of the register tiles, then one tile of shared memory. A lane's rows must
-        rise from group to group, so that the first of equal logits is the lowest row: hence this order.
+        walk_resident.cuh works through groups of up to four tiles: a share of the register tiles, then a share of the others, among
+        which the streamed ones stand evenly. A lane's rows must rise from group to group, so that the first of equal logits is the
+        lowest row: hence this order.
         """
-        near = 3 if self.smem_tiles else 4
-        groups = max(self.smem_tiles, -(-self.register_tiles // near))
-        order: list[bool] = []
+        groups, far = -(-self.tiles // 4), self.smem_tiles + self.streamed_tiles
+        others = [
+            Place.STREAMED if (i + 1) * self.streamed_tiles // far > i * self.streamed_tiles // far else Place.SHARED for i in range(far)
+        ]
+        order: list[Place] = []
         for group in range(groups):
-            share = (group + 1) * self.register_tiles // groups - group * self.register_tiles // groups
-            order += [True] * share + [False] * (group < self.smem_tiles)
+            order += [Place.REGISTERS] * _share(self.register_tiles, group, groups)
+            order += others[group * far // groups : (group + 1) * far // groups]
         return tuple(order)
+
+    @property
+    def tile_bytes(self) -> int:
+        return TILE_ROWS * ROW_BYTES[self.weights]
 
     @property
     def rows_per_cta(self) -> int:
@@ -52,48 +91,177 @@ class Placement:
     @property
     def register_bytes(self) -> int:
         """W2 bytes in registers."""
-        return self.ctas * WARPS * self.register_tiles * TILE_ROWS * RANK
+        return self.ctas * WARPS * self.register_tiles * self.tile_bytes
 
     @property
     def smem_weight_bytes(self) -> int:
-        """W2 bytes in shared memory."""
-        return self.ctas * WARPS * self.smem_tiles * TILE_ROWS * RANK
+        """W2 bytes that stay in shared memory."""
+        return self.ctas * WARPS * self.smem_tiles * self.tile_bytes
+
+    @property
+    def streamed_bytes(self) -> int:
+        """W2 bytes read at every step."""
+        return self.ctas * WARPS * self.streamed_tiles * self.tile_bytes
 
     @property
     def smem_bytes_per_cta(self) -> int:
-        """Dynamic shared memory of a CTA: weights, latent, row scales, base logits of every step."""
-        weights = max(WARPS * self.smem_tiles * TILE_ROWS * RANK, 128)
-        return weights + LATENT_BYTES + 4 * self.rows_per_cta + LOOP_BYTES + 2 * self.rows_per_cta * self.steps
+        """Dynamic shared memory of a CTA: struct Smem of walk_resident.cuh and the base slots that follow it."""
+        rows, requests = self.rows_per_cta, self.requests
+        parts = [
+            (max(WARPS * self.smem_tiles * self.tile_bytes, 128), 128),
+            (max(WARPS * self.stages * UNIT_BYTES, 128), 128),
+            (requests * LATENT_BYTES[self.weights], 16),
+            (4 * rows if self.weights == "int8" else 16, 16),
+            (4 * requests * rows if self.sampling else 16, 16),
+            (_aligned(requests * 32 * (8 if self.sampling else 4) + 4 * requests, 8 if self.sampling else 4), 8),
+            (8, 8),
+            (8 * max(WARPS * self.stages, 1), 8),
+            (2 * requests * rows * self.base_slots, 16),
+        ]
+        total = 0
+        for size, alignment in parts:
+            total = _aligned(total, alignment) + size
+        return total
 
 
-def plan(vocab: int, rank: int, device: DeviceSpec, *, steps: int = 16, rf_tiles: int = MAX_REGISTER_TILES) -> Placement:
-    """Place an int8 W2 [vocab, rank] wholly on chip.
+@dataclass(frozen=True)
+class BatchedPlacement:
+    """A walk of walk_batched.cuh on one device: int8 tiles of 64 rows in shared memory. Bytes are of the whole chip unless named."""
 
-    steps: the longest walk, whose base logits share the shared memory. rf_tiles: register tiles a warp; the rest goes to shared memory.
+    vocab: int
+    steps: int
+    ctas: int
+    tiles: int  # of a CTA
+    resident_tiles: int  # of a CTA
+    stages: int  # streamed tiles of a CTA in shared memory at once
+    requests: int
+    sampling: bool = False
+
+    @property
+    def streamed_tiles(self) -> int:
+        return self.tiles - self.resident_tiles
+
+    @property
+    def halves(self) -> int:
+        """Groups of 32 requests."""
+        return 1 if self.requests <= 32 else 2
+
+    @property
+    def rows_per_cta(self) -> int:
+        return self.tiles * BATCHED_TILE_ROWS
+
+    @property
+    def register_bytes(self) -> int:
+        return 0
+
+    @property
+    def smem_weight_bytes(self) -> int:
+        """W2 bytes that stay in shared memory."""
+        return self.ctas * self.resident_tiles * BATCHED_TILE_ROWS * RANK
+
+    @property
+    def streamed_bytes(self) -> int:
+        """W2 bytes read at every step."""
+        return self.ctas * self.streamed_tiles * BATCHED_TILE_ROWS * RANK
+
+    @property
+    def smem_bytes_per_cta(self) -> int:
+        """Dynamic shared memory of a CTA: struct Smem of walk_batched.cuh."""
+        slots, requests = self.resident_tiles + self.stages, 32 * self.halves
+        state = 8 * (4 // self.halves) * requests + 4 * requests + 8 * slots + 8 * max(self.stages, 1)
+        return _aligned(slots * BATCHED_TILE_ROWS * RANK + 4 * self.rows_per_cta + state, 128)
+
+
+def plan(
+    vocab: int,
+    rank: int,
+    device: DeviceSpec,
+    *,
+    steps: int = 16,
+    batch: int = 1,
+    sampling: bool = False,
+    weights: str = "int8",
+    rf_tiles: int | None = None,
+) -> Placement | BatchedPlacement:
+    """Place W2 [vocab, rank] for walks of up to `batch` requests and `steps` steps.
+
+    rf_tiles: register tiles a warp, up to four requests; None takes the most that do not spill.
 
     Raises:
-        Unsupported: another rank, a device without the instructions, or a W2 that does not fit; says by how much and what would serve it.
+        Unsupported: another rank or batch, a device without the instructions, or buffers that do not fit; says by how much and what would serve it.
     """
-    if vocab < 1 or steps < 1:
-        raise ValueError(f"a walk needs vocab and steps of at least 1; got {vocab} and {steps}.")
+    if vocab < 1 or steps < 1 or batch < 1:
+        raise ValueError(f"a walk needs vocab, steps and batch of at least 1; got {vocab}, {steps} and {batch}.")
     if rank != RANK:
         raise Unsupported(f"resident_sm90 serves rank {RANK} only; got rank {rank}; backend=sglang_greedy serves every rank.")
     if device.arch != "sm_90a":
         raise Unsupported(
             f"resident_sm90 needs sm_90a; device={device.name} is {device.arch}; choose device=h100 or h200, or backend=reference."
         )
+    if batch > MAX_BATCH:
+        raise Unsupported(f"resident_sm90 walks up to {MAX_BATCH} requests; got batch {batch}; split it, or take backend=sglang_folded.")
+    if batch <= SMALL_BATCH:
+        return _plan_small(vocab, device, steps, batch, sampling, weights, rf_tiles)
+    if weights != "int8":
+        raise Unsupported(f"bf16 weights serve up to {SMALL_BATCH} requests; got batch {batch}; take weights=int8 or backend=sglang_folded.")
+    return _plan_batched(vocab, device, steps, batch, sampling)
+
+
+def _plan_small(
+    vocab: int, device: DeviceSpec, steps: int, batch: int, sampling: bool, weights: str, rf_tiles: int | None
+) -> Placement:
+    """Registers first, then shared memory; what is left over is streamed through `stages`, which shared memory must also hold."""
+    most = MAX_REGISTER_TILES[weights]
+    rf_tiles = most if rf_tiles is None else rf_tiles
     if not 0 <= rf_tiles <= 9:
         raise ValueError(f"rf_tiles must be 0 to 9 tiles a warp; got {rf_tiles}.")
-    rows_per_tile_row = WARPS * TILE_ROWS
-    tiles = -(-vocab // (device.sms * rows_per_tile_row))
-    register_tiles = min(rf_tiles, tiles)
-    rows = tiles * rows_per_tile_row
-    placement = Placement(vocab, steps, -(-vocab // rows), register_tiles, tiles - register_tiles)
-    if placement.smem_bytes_per_cta > device.smem_bytes_per_cta:
-        over_mb = (placement.smem_bytes_per_cta - device.smem_bytes_per_cta) * device.sms / 1e6
-        raise Unsupported(
-            f"vocab {vocab} in int8 ({vocab * rank / 1e6:.1f} MB) with {steps} steps of base logits needs {over_mb:.1f} MB more than {device.name} keeps "
-            f"on chip ({register_tiles} register tiles a warp, {placement.smem_bytes_per_cta} of {device.smem_bytes_per_cta} bytes of shared memory a CTA); "
-            "backend=streaming_sm90 serves it."
-        )
-    return placement
+    tiles = -(-vocab // (device.sms * WARPS * TILE_ROWS))
+    near = min(rf_tiles, tiles)
+    requests = next(n for n in (1, 2, 4) if batch <= n)
+    ctas = -(-vocab // (tiles * WARPS * TILE_ROWS))
+
+    def placed(smem_tiles: int, stages: int, base_slots: int) -> Placement:
+        streamed = tiles - near - smem_tiles
+        return Placement(vocab, steps, ctas, near, smem_tiles, streamed, stages, base_slots, requests, sampling, weights)
+
+    def fits(placement: Placement) -> bool:
+        return placement.smem_bytes_per_cta <= device.smem_bytes_per_cta
+
+    fewest = min(steps, 2)  # one slot in use, one under way
+    for base_slots in range(steps, fewest - 1, -1):
+        if fits(whole := placed(tiles - near, 0, base_slots)):
+            return whole
+    for smem_tiles in range(tiles - near - 1, -1, -1):
+        for base_slots in range(min(steps, 4), fewest - 1, -1):
+            if fits(partial := placed(smem_tiles, _STAGES, base_slots)):
+                return partial
+    least = placed(0, _STAGES, fewest)
+    raise Unsupported(
+        f"vocab {vocab} needs {least.smem_bytes_per_cta} bytes of shared memory a CTA for base logits, scales and two stages of weights; "
+        f"{device.name} has {device.smem_bytes_per_cta}; backend=sglang_greedy serves it."
+    )
+
+
+def _plan_batched(vocab: int, device: DeviceSpec, steps: int, batch: int, sampling: bool) -> BatchedPlacement:
+    tiles = max(-(-vocab // (device.sms * BATCHED_TILE_ROWS)), _FEWEST_TILES)
+    ctas = -(-vocab // (tiles * BATCHED_TILE_ROWS))
+
+    def placed(resident: int, stages: int) -> BatchedPlacement:
+        return BatchedPlacement(vocab, steps, ctas, tiles, resident, stages, batch, sampling)
+
+    choices = [placed(tiles, 0)] + [placed(resident, _RING_STAGES) for resident in range(tiles - 1, -1, -1)]
+    for placement in choices:
+        if placement.smem_bytes_per_cta <= device.smem_bytes_per_cta:
+            return placement
+    raise Unsupported(
+        f"vocab {vocab} needs {choices[-1].smem_bytes_per_cta} bytes of shared memory a CTA for row scales and a ring of weights; "
+        f"{device.name} has {device.smem_bytes_per_cta}; backend=sglang_greedy serves it."
+    )
+
+
+def _share(count: int, part: int, parts: int) -> int:
+    return (part + 1) * count // parts - part * count // parts
+
+
+def _aligned(size: int, alignment: int) -> int:
+    return -(-size // alignment) * alignment

@@ -1,4 +1,4 @@
-"""The paper's walk on Hopper: one persistent launch, int8 W2 in registers and shared memory for all steps."""
+"""The paper's walk on Hopper: one persistent launch, W2 in registers and shared memory for all steps, what does not fit streamed from L2."""
 
 from __future__ import annotations
 
@@ -10,87 +10,146 @@ import torch
 from kernels.build import Kernel, build
 from kernels.device import DeviceSpec
 from kernels.driver import LaunchShape
-from kernels.packing import latent_records, resident_weights
+from kernels.heads.markov import MarkovHead
+from kernels.packing import batched_weights, latent_records, padded_scales, resident_scales, resident_weights
 from kernels.persistent import PersistentWalk, Weights, admit, admit_exchange, cpp, entry_source, load
-from kernels.placement import MAX_REGISTER_TILES, WARPS, Placement, plan
+from kernels.placement import MAX_BATCH, WARPS, BatchedPlacement, Placement, plan
 from kernels.quantize import two_planes
 from kernels.registry import register
-from kernels.walk import Head, Limits, NanRule, Resources, Rounding
+from kernels.walk import Head, Limits, NanRule, NoiseRule, Resources, Rounding, Unsupported
 
-_THREADS = 32 * WARPS
+_BATCHED_THREADS = 512
 
 
 @dataclass(frozen=True)
 class ResidentOptions:
     """How the resident walk is laid out and watched.
 
-    rf_tiles:   16-row tiles a warp keeps in registers; the others go to shared memory
-    exchange:   "pair" (fastest; leans on sm_90 hardware) or "mailboxes" (promised by the PTX memory model; may need rf_tiles=5)
-    clocks:     stamp cycles and nanoseconds at every step
+    weights:    "int8" (rule INT8) or "bf16" (rule TWICE; up to four requests)
+    rf_tiles:   16-row tiles a warp keeps in registers, up to four requests; None takes the measured best
+    exchange:   "pair" (fastest; leans on sm_90 hardware) or "mailboxes" (promised by the PTX memory model; one greedy request)
+    clocks:     stamp cycles and nanoseconds at every step (up to four requests)
     spin_limit: polls after which a waiting CTA traps; 0 waits for ever
     """
 
-    rf_tiles: int = MAX_REGISTER_TILES
+    weights: str = "int8"
+    rf_tiles: int | None = None
     exchange: str = "pair"
     clocks: bool = False
     allow_spills: bool = False
     spin_limit: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rf_tiles <= 9 or self.spin_limit < 0:
+        if self.weights not in ("int8", "bf16"):
+            raise ValueError(f"resident_sm90 has weights int8 or bf16; got {self.weights!r}.")
+        if (self.rf_tiles is not None and not 0 <= self.rf_tiles <= 9) or self.spin_limit < 0:
             raise ValueError(f"resident_sm90 has rf_tiles from 0 to 9 and spin_limit >= 0; got {self.rf_tiles} and {self.spin_limit}.")
         admit_exchange(self.exchange)
 
 
 @register
 class ResidentSm90:
-    """Greedy, batch 1, rank 256, vocabularies whose int8 W2 fits the chip. What does not fit is Unsupported, with the numbers."""
+    """Greedy and sampled, batch 1 to 64, rank 256, any vocabulary. What cannot be served is Unsupported, with the numbers."""
 
     name: ClassVar[str] = "resident_sm90"
     archs: ClassVar[tuple[str, ...]] = ("sm_90a",)
     nan_rule: ClassVar[NanRule] = NanRule.LOSES
-    rounding: ClassVar[Rounding] = Rounding.INT8
     Options: ClassVar[type[ResidentOptions]] = ResidentOptions
 
     def __init__(self, options: ResidentOptions) -> None:
         self.options = options
 
-    def compile(self, placement: Placement, device: DeviceSpec) -> Kernel:
-        """The kernel of a placement; needs no GPU."""
-        fields = cpp(tiles_rf=placement.register_tiles, tiles_smem=placement.smem_tiles, max_ctas=device.sms, clocks=self.options.clocks)
-        source = entry_source(
-            "walk_resident.cuh",
-            "walk_resident",
-            _THREADS,
-            f"wts::ResidentShape{{{fields}}}",
-            self.options.exchange,
-            self.options.spin_limit,
+    @property
+    def rounding(self) -> Rounding:
+        return Rounding.INT8 if self.options.weights == "int8" else Rounding.TWICE
+
+    def place(self, vocab: int, rank: int, limits: Limits, device: DeviceSpec) -> Placement | BatchedPlacement:
+        """Where W2 lives, under these options."""
+        placement = plan(
+            vocab,
+            rank,
+            device,
+            steps=limits.max_steps,
+            batch=limits.max_batch,
+            sampling=limits.sampling,
+            weights=self.options.weights,
+            rf_tiles=self.options.rf_tiles,
         )
-        return build(source, "walk_resident", device.arch, allow_spills=self.options.allow_spills or self.options.spin_limit > 0)
+        if self.options.exchange == "mailboxes" and (limits.max_batch > 1 or limits.sampling):
+            raise Unsupported(
+                f"exchange=mailboxes serves one greedy request; got max_batch {limits.max_batch}, sampling {limits.sampling}; take exchange=pair."
+            )
+        if self.options.clocks and isinstance(placement, BatchedPlacement):
+            raise Unsupported(f"clocks=true serves up to four requests; got max_batch {limits.max_batch}; leave clocks out.")
+        return placement
+
+    def compile(self, placement: Placement | BatchedPlacement, device: DeviceSpec) -> Kernel:
+        """The kernel of a placement; needs no GPU."""
+        options = self.options
+        if isinstance(placement, BatchedPlacement):
+            fields = cpp(
+                tiles=placement.tiles,
+                resident=placement.resident_tiles,
+                stages=placement.stages,
+                halves=placement.halves,
+                sampling=placement.sampling,
+                max_ctas=device.sms,
+            )
+            entry, threads, shape, exchange = "walk_batched", _BATCHED_THREADS, f"wts::BatchedShape{{{fields}}}", None
+        else:
+            fields = cpp(
+                bf16=placement.weights == "bf16",
+                tiles_rf=placement.register_tiles,
+                tiles_smem=placement.smem_tiles,
+                tiles_streamed=placement.streamed_tiles,
+                stages=placement.stages,
+                batch=placement.requests,
+                sampling=placement.sampling,
+                max_ctas=device.sms,
+                clocks=options.clocks,
+            )
+            entry, threads, shape, exchange = "walk_resident", 32 * WARPS, f"wts::ResidentShape{{{fields}}}", options.exchange
+        source = entry_source(f"{entry}.cuh", entry, threads, shape, exchange, options.spin_limit)
+        return build(source, entry, device.arch, allow_spills=options.allow_spills or options.spin_limit > 0)
 
     def prepare(self, head: Head, limits: Limits, device: DeviceSpec) -> PersistentWalk:
-        markov = admit(self.name, head, limits, device)
-        placement = plan(markov.vocab, markov.rank, device, steps=limits.max_steps, rf_tiles=self.options.rf_tiles)
+        markov = admit(self.name, head, limits, device, max_batch=MAX_BATCH, sampling=True)
+        placement = self.place(markov.vocab, markov.rank, limits, device)
         kernel = self.compile(placement, device)
-        shape = LaunchShape(placement.ctas, _THREADS, placement.smem_bytes_per_cta, cooperative=True)
+        batched = isinstance(placement, BatchedPlacement)
+        threads = _BATCHED_THREADS if batched else 32 * WARPS
+        shape = LaunchShape(placement.ctas, threads, placement.smem_bytes_per_cta, cooperative=True)
         function = load(kernel, shape)
-        packed, scale = resident_weights(markov.int8, placement)
-        resident_bytes = markov.vocab * (markov.rank + scale.element_size())
+        weights = _weights(markov, placement)
+        scale_bytes = 0 if weights.row_scale is None else 4 * markov.vocab
         return PersistentWalk(
             name=self.name,
             head=markov,
             limits=limits,
-            weights=Weights(packed, latent_records(two_planes(markov.w1)), scale),
+            weights=weights,
             function=function,
             resources=Resources(
                 registers=kernel.registers,
                 spill_bytes=kernel.spill_bytes,
                 smem_bytes=shape.dynamic_smem_bytes + kernel.static_smem_bytes,
                 ctas=placement.ctas,
-                resident_bytes=resident_bytes,
-                entry_bytes=resident_bytes,
+                resident_bytes=placement.register_bytes + placement.smem_weight_bytes,
+                streamed_bytes=placement.streamed_bytes,
+                entry_bytes=markov.vocab * markov.rank * (1 if self.options.weights == "int8" else 2) - placement.streamed_bytes + scale_bytes,
                 cubin_sha256=kernel.cubin_sha256,
                 source_sha256=kernel.source_sha256,
             ),
             clocks=torch.zeros(limits.max_steps + 1, 2, dtype=torch.int64, device=markov.device) if self.options.clocks else None,
+            base_slots=limits.max_steps if isinstance(placement, BatchedPlacement) else placement.base_slots,
+            requests=32 * placement.halves if isinstance(placement, BatchedPlacement) else placement.requests,
+            noise=NoiseRule.GROUPS if batched else NoiseRule.GUMBEL,
         )
+
+
+def _weights(head: MarkovHead, placement: Placement | BatchedPlacement) -> Weights:
+    if isinstance(placement, BatchedPlacement):
+        scales = padded_scales(head.int8.scale, placement.ctas * placement.rows_per_cta)
+        return Weights(batched_weights(head.int8.q, placement), latent_records(two_planes(head.w1)), scales)
+    if placement.weights == "bf16":
+        return Weights(resident_weights(head.w2, placement), head.w1.contiguous(), None)
+    return Weights(resident_weights(head.int8.q, placement), latent_records(two_planes(head.w1)), resident_scales(head.int8.scale, placement))

@@ -93,7 +93,7 @@ class StreamingSm90:
 
     def smem_bytes(self, rows_per_cta: int, steps: int) -> int:
         """Dynamic shared memory of walk_streaming.cuh: latents, row scales, loop state, base logits of every step."""
-        return LATENT_BYTES + 4 * rows_per_cta + LOOP_BYTES + 2 * rows_per_cta * steps
+        return LATENT_BYTES["int8"] + 4 * rows_per_cta + LOOP_BYTES + 2 * rows_per_cta * steps
 
     def compile(self, tiles: int, device: DeviceSpec) -> Kernel:
         """The kernel for `tiles` a warp; needs no GPU."""
@@ -119,7 +119,7 @@ class StreamingSm90:
         return build(source, "walk_streaming", device.arch, allow_spills=options.allow_spills or options.spin_limit > 0)
 
     def prepare(self, head: Head, limits: Limits, device: DeviceSpec) -> PersistentWalk:
-        markov = admit(self.name, head, limits, device)
+        markov = admit(self.name, head, limits, device, max_batch=1, sampling=False)
         tiles = self.tiles(markov.vocab, device)
         rows_per_cta = self.warps * tiles * TILE_ROWS
         ctas = -(-markov.vocab // rows_per_cta)
@@ -151,4 +151,5 @@ class StreamingSm90:
                 source_sha256=kernel.source_sha256,
             ),
             clocks=torch.zeros(limits.max_steps + 1, 2, dtype=torch.int64, device=markov.device) if self.options.clocks else None,
+            base_slots=limits.max_steps,
         )

@@ -1,101 +1,232 @@
-// A whole walk in one launch, int8 W2 on chip: one CTA a SM holds its rows in registers and shared memory, loads them once, and exchanges
-// one token a step. Batch 1, greedy.
+// A whole walk of up to four requests in one launch: one CTA a SM holds its rows of W2 in registers and shared memory, loads them once, and
+// exchanges one token a step and request. Rows that fit in neither come from L2 again at every step. int8 weights (rule INT8) or bf16
+// weights (rule TWICE).
 //
 // A warp's tiles in shared memory feed mma.sync through a ring of `kRing` fragments: a fragment is loaded `kRing` k-steps before its use,
 // between the MMAs of register tiles, so the shared-memory pipe (128 B a clock) and the tensor pipe work side by side. Weights do not
 // depend on the token, so the ring is full again when a step's exchange ends. (wgmma straight from shared memory reads 64 B a clock and
-// holds the tensor pipe: slower.)
+// holds the tensor pipe: slower at this batch.) A streamed tile is a shared-memory tile that lives in one of the warp's stages for the
+// while; the warp asks for the next one as soon as it has read it, through the exchange and into the next step.
 #pragma once
 #include <cuda/ptx>
+#include <cuda/std/type_traits>
 
 #include "common/base.cuh"
 #include "common/latent.cuh"
+#include "common/noise.cuh"
 #include "common/score.cuh"
 #include "common/walk_loop.cuh"
 
 namespace wts {
 
 struct ResidentShape {
-  int tiles_rf;    // 16-row tiles a warp holds in registers (32 registers a thread each)
-  int tiles_smem;  // 16-row tiles a warp holds in shared memory
+  bool bf16;           // weights: bf16, else int8
+  int tiles_rf;        // 16-row tiles a warp holds in registers (int8: 32 registers a thread each, bf16: 64)
+  int tiles_smem;      // 16-row tiles a warp holds in shared memory
+  int tiles_streamed;  // 16-row tiles a warp reads from L2 at every step
+  int stages;          // streamed units of 4 KB of a warp in shared memory at once; at least 2, so that one can fill while one is read
+  int batch;           // requests: 1, 2 or 4
+  bool sampling;       // rule GUMBEL for rows with temperature > 0
   int max_ctas;
   bool clocks;  // stamp cycles and nanoseconds at every step
 };
 
 template <ResidentShape S>
 struct Resident {
-  static constexpr int kWarps = 8, kThreads = 32 * kWarps;
-  static constexpr int kTiles = S.tiles_rf + S.tiles_smem;  // of a warp
-  static constexpr int kRows = kWarps * kTiles * 16;        // of a CTA
-  static constexpr int kSteps = kRank / 32;                 // MMA k-steps
-  // 6 and 8 win 30 to 80 clocks of the step and lose them to registers; with six register tiles and more than three groups, 4 spills.
-  static constexpr int kRing = S.tiles_rf >= 6 && S.tiles_smem > 3 ? 2 : 4;
-  static constexpr int kFragments = S.tiles_smem * kSteps;  // of a warp in shared memory, 16 bytes a lane each
-  static constexpr int kSmemWeightBytes = kWarps * kFragments * 512;
-  // A step works through groups of up to four tiles: its share of the register tiles, then one tile from shared memory. A warp's rows are
-  // numbered in that order (kernels/placement.py, `in_registers`).
-  static constexpr int kNear = S.tiles_smem ? 3 : 4;  // register tiles a group holds at most
-  static constexpr int kGroups = S.tiles_smem * kNear >= S.tiles_rf ? S.tiles_smem : (S.tiles_rf + kNear - 1) / kNear;
-  static constexpr int first_register_tile(int group) { return group * S.tiles_rf / kGroups; }
-  static constexpr int first_tile(int group) { return first_register_tile(group) + (group < S.tiles_smem ? group : S.tiles_smem); }
+  static constexpr int kWarps = 8, kThreads = 32 * kWarps, kBatch = S.batch;
+  static constexpr int kFar = S.tiles_smem + S.tiles_streamed;  // tiles of a warp that come through shared memory
+  static constexpr int kTiles = S.tiles_rf + kFar;              // of a warp
+  static constexpr int kRows = kWarps * kTiles * 16;            // of a CTA
+  static constexpr int kRowBytes = S.bf16 ? 2 * kRank : kRank;
+  static constexpr int kSteps = kRowBytes / 32;  // MMA k-steps
+  static constexpr int kTileBytes = 16 * kRowBytes;
+  static constexpr int kUnitBytes = 4096, kUnitSteps = 8, kUnits = kTileBytes / kUnitBytes;  // what is streamed at once; k-steps; of a tile
+  static constexpr int kStreamedUnits = S.tiles_streamed * kUnits;
+  // 6 and 8 win 30 to 80 clocks of the step and lose them to registers. Where registers are full of weights and something else wants some (a
+  // ring's bookkeeping, more requests, bf16), 4 spills.
+  static constexpr bool kFull = S.tiles_rf * kSteps >= 48;
+  static constexpr int kRing = kFull && (S.tiles_streamed > 0 || S.bf16 || (S.batch > 1 && kFar > 3)) ? 2 : 4;
+  // A step works through groups of up to four tiles: its share of the register tiles, then its share of the others. A warp's rows are
+  // numbered in that order (kernels/placement.py, `places`), so that a lane's rows rise.
+  static constexpr int kGroups = (kTiles + 3) / 4;
+  static constexpr int first_near(int group) { return group * S.tiles_rf / kGroups; }
+  static constexpr int first_far(int group) { return group * kFar / kGroups; }
+  static constexpr int first_tile(int group) { return first_near(group) + first_far(group); }
+  static constexpr int tiles(int group) { return first_tile(group + 1) - first_tile(group); }
+  // Streamed tiles stand evenly between resident ones, so that their stages have time to fill.
+  static constexpr int streamed_before(int far) { return kFar ? far * S.tiles_streamed / (kFar ? kFar : 1) : 0; }
+  static constexpr bool streamed(int far) { return streamed_before(far + 1) > streamed_before(far); }
 
-  using Latent = LatentInt8;
+  using Latent = cuda::std::conditional_t<S.bf16, LatentBf16, LatentInt8>;
+  using Key = cuda::std::conditional_t<S.sampling, WideKey, NarrowKey>;
+  using Sum = cuda::std::conditional_t<S.bf16, float, int32_t>;
+
+  template <int kCount, class T>
+  struct alignas(16) Array {  // may be empty
+    T at[kCount ? kCount : 1];
+  };
 
   struct Smem {
-    alignas(128) uint8_t weights[kSmemWeightBytes ? kSmemWeightBytes : 128];
-    alignas(16) uint8_t latent[Latent::kSmemBytes];
-    alignas(16) float2 row_scale[kRows / 2];  // rows g and g + 8 of a tile side by side
-    LoopState shared;
+    alignas(128) uint8_t resident[kWarps * S.tiles_smem * kTileBytes ? kWarps * S.tiles_smem * kTileBytes : 128];
+    alignas(128) uint8_t stages[kWarps * S.stages ? kWarps * S.stages * kUnitBytes : 128];
+    alignas(16) uint8_t latent[kBatch * Latent::kSmemBytes];
+    Array<S.bf16 ? 0 : kRows, float> row_scale;  // rows g and g + 8 of a tile side by side
+    Array<S.sampling ? kBatch * kRows : 0, float> noise;
+    LoopState<kBatch, Key> shared;
     alignas(8) uint64_t loaded;
-    alignas(16) uint16_t base[kRows];  // of step 0; the other steps follow, [steps, kRows] in all
+    uint64_t full[kWarps * S.stages ? kWarps * S.stages : 1];
+    alignas(16) uint16_t base[kBatch * kRows];  // of slot 0; the other slots follow, [base_slots, batch, rows] in all
   };
 
   const Params& p;
   Smem& smem;
-  LoopState& shared;
-  const Latent latent;
+  LoopState<kBatch, Key>& shared;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const uint4* shared_tiles = reinterpret_cast<const uint4*>(smem.weights) + warp * kFragments * 32 + lane;
+  const int request = t % kBatch;       // whose logits this lane turns into candidates
+  const int column = g / 2 % kBatch;    // whose latent this lane feeds to the MMA
   uint4 a[S.tiles_rf ? S.tiles_rf : 1][kSteps];
   uint4 ring[kRing];
+  uint32_t round = 0;
+  int base_slot = 0;  // of the current step
+  int fills = 0;      // streamed units this warp has asked for
+  int units_read = 0; // streamed units of the steps before this one
 
-  __device__ void load() {
-    const uint4* weights = p.weights + static_cast<int64_t>(blockIdx.x) * kRows * kRank / 16;
-    if constexpr (kFragments > 0)
-      if (threadIdx.x == 0) {
-        cuda::ptx::mbarrier_init(&smem.loaded, 1);
-        cuda::ptx::fence_mbarrier_init(cuda::ptx::sem_release, cuda::ptx::scope_cluster);
-        cuda::ptx::mbarrier_arrive_expect_tx(cuda::ptx::sem_release, cuda::ptx::scope_cta, cuda::ptx::space_shared, &smem.loaded,
-                                             kSmemWeightBytes);
-        cuda::ptx::cp_async_bulk(cuda::ptx::space_cluster, cuda::ptx::space_global, smem.weights,
-                                 weights + kWarps * S.tiles_rf * kSteps * 32, kSmemWeightBytes, &smem.loaded);
+  __device__ Latent latent(int of) const { return {smem.latent + of * Latent::kSmemBytes}; }
+
+  __device__ void load(uint32_t launch) {
+    round = launch;
+    const uint8_t* weights = reinterpret_cast<const uint8_t*>(p.weights) + static_cast<int64_t>(blockIdx.x) * kRows * kRowBytes;
+    if (threadIdx.x == 0) {
+      cuda::ptx::mbarrier_init(&smem.loaded, 1);
+      for (uint64_t& barrier : smem.full) cuda::ptx::mbarrier_init(&barrier, 1);
+      cuda::ptx::fence_mbarrier_init(cuda::ptx::sem_release, cuda::ptx::scope_cluster);
+      if constexpr (S.tiles_smem > 0) {
+        constexpr uint32_t kBytes = kWarps * S.tiles_smem * kTileBytes;
+        cuda::ptx::mbarrier_arrive_expect_tx(cuda::ptx::sem_release, cuda::ptx::scope_cta, cuda::ptx::space_shared, &smem.loaded, kBytes);
+        cuda::ptx::cp_async_bulk(cuda::ptx::space_cluster, cuda::ptx::space_global, smem.resident,
+                                 weights + kWarps * S.tiles_rf * kTileBytes, kBytes, &smem.loaded);
       }
+    }
+    const uint4* registers = reinterpret_cast<const uint4*>(weights) + warp * S.tiles_rf * kSteps * 32 + lane;
 #pragma unroll
     for (int j = 0; j < S.tiles_rf; j++)
 #pragma unroll
-      for (int k = 0; k < kSteps; k++) a[j][k] = load_once(weights + ((warp * S.tiles_rf + j) * kSteps + k) * 32 + lane);
-    fetch_base(smem.base, p, kRows, threadIdx.x, kThreads);
-    for (int i = threadIdx.x; i < kRows / 4; i += kThreads) copy_async_16(smem.row_scale + 2 * i, p.row_scale + blockIdx.x * kRows + 4 * i);
+      for (int k = 0; k < kSteps; k++) a[j][k] = load_once(registers + (j * kSteps + k) * 32);
+    for (int slot = 0; slot < min(p.base_slots, p.steps); slot++) fetch_base_slot(slot, slot, threadIdx.x, kThreads);
+    if constexpr (!S.bf16)
+      for (int i = threadIdx.x; i < kRows / 4; i += kThreads)
+        copy_async_16(smem.row_scale.at + 4 * i, p.row_scale + blockIdx.x * kRows + 4 * i);
+    if constexpr (S.sampling) draw_noise(0, threadIdx.x, kThreads);
     copy_async_wait();
     __syncthreads();
-    if constexpr (kFragments > 0) {
-      while (!cuda::ptx::mbarrier_try_wait_parity(&smem.loaded, 0)) {
-      }
+    if constexpr (S.tiles_smem > 0) wait_barrier(&smem.loaded, 0);
+    if constexpr (S.tiles_streamed > 0)
+      for (int stage = 0; stage < S.stages; stage++) fill();
+    if constexpr (kFar > 0) {
 #pragma unroll
-      for (int i = 0; i < kRing; i++) ring[i] = shared_tiles[i * 32];
+      for (int i = 0; i < kRing; i++) load_fragment(i);
     }
   }
 
-  // This thread's best row of the step. Every row of the CTA is some thread's.
+  // ---- weights through shared memory ----
+
+  // Ask for the warp's next streamed unit. The stage it takes has been read by the whole warp.
+  __device__ void fill() {
+    if (fills >= p.steps * kStreamedUnits) return;
+    const int stage = fills % S.stages, unit = fills % kStreamedUnits;
+    fills++;
+    if (lane > 0) return;
+    const uint8_t* source = reinterpret_cast<const uint8_t*>(p.weights) + static_cast<int64_t>(blockIdx.x) * kRows * kRowBytes +
+                            kWarps * (S.tiles_rf + S.tiles_smem) * kTileBytes + (warp * kStreamedUnits + unit) * kUnitBytes;
+    uint64_t* full = &smem.full[warp * S.stages + stage];
+    cuda::ptx::mbarrier_arrive_expect_tx(cuda::ptx::sem_release, cuda::ptx::scope_cta, cuda::ptx::space_shared, full, kUnitBytes);
+    copy_bulk(smem.stages + (warp * S.stages + stage) * kUnitBytes, source, kUnitBytes, full, l2_policy(1));
+  }
+
+  // Fragment `number` of this step (from kFragments on: of the next) into the ring.
+  static constexpr int kFragments = kFar * kSteps;
+  __device__ void load_fragment(int number) {
+    const int far = number % kFragments / kSteps, k = number % kSteps;
+    const uint8_t* from;
+    if (streamed(far)) {
+      constexpr int kStages = S.stages ? S.stages : 1;
+      const int unit = units_read + (number >= kFragments ? kStreamedUnits : 0) + streamed_before(far) * kUnits + k / kUnitSteps;
+      const int stage = warp * kStages + unit % kStages;
+      if (streamed(0) && unit >= p.steps * kStreamedUnits) return;  // the walk ends here
+      if (k % kUnitSteps == 0) wait_barrier(&smem.full[stage], unit / kStages & 1);
+      from = smem.stages + stage * kUnitBytes + k % kUnitSteps * 512;
+    } else {
+      from = smem.resident + (warp * S.tiles_smem + far - streamed_before(far)) * kTileBytes + k * 512;
+    }
+    ring[number % kRing] = reinterpret_cast<const uint4*>(from)[lane];
+  }
+
+  // ---- what does not depend on the token: warps that exchange nothing, while the others exchange ----
+
+  __device__ void meanwhile(int step) {
+    const int thread = threadIdx.x - 32 * kBatch;
+    constexpr int kOthers = kThreads - 32 * kBatch;
+    if (thread < 0) return;
+    if (step + p.base_slots < p.steps) fetch_base_slot(base_slot_of_last_step(), step + p.base_slots, thread, kOthers);
+    copy_async_commit();
+    if constexpr (S.sampling)
+      if (step + 1 < p.steps) draw_noise(step + 1, thread, kOthers);
+    copy_async_wait_older();  // base logits of the next step are there; those of a later one may be under way
+  }
+
+  __device__ int base_slot_of_last_step() const { return base_slot == 0 ? p.base_slots - 1 : base_slot - 1; }
+
+  __device__ void fetch_base_slot(int slot, int step, int thread, int threads) {
+#pragma unroll
+    for (int r = 0; r < kBatch; r++)
+      if (r < p.batch) fetch_base(smem.base + (slot * kBatch + r) * kRows, p, r, step, kRows, thread, threads);
+  }
+
+  // One Gumbel a row for the rows that sample at `step`; of greedy rows nothing is read.
+  __device__ void draw_noise(int step, int thread, int threads) {
+    for (int r = 0; r < kBatch && r < p.batch; r++) {
+      if (RowTemperature::of(p.temperature[r]).greedy) continue;
+      const PhiloxKey key = philox_key(p.seed[r]);
+      for (int quad = thread; quad < kRows / kRowsPerWords; quad += threads) {
+        const Words words = philox(noise_counter(blockIdx.x * (kRows / kRowsPerWords) + quad, step, r, round, kDraftRows), key);
+        reinterpret_cast<float4*>(smem.noise.at + r * kRows)[quad] = {gumbel(words.w[0]), gumbel(words.w[1]), gumbel(words.w[2]),
+                                                                      gumbel(words.w[3])};
+      }
+    }
+  }
+
+  // ---- scoring ----
+
+  // What a lane knows of its request in this step.
+  struct Scorer {
+    const uint16_t* base;
+    float latent_scale;
+    RowTemperature temperature;
+    const float* noise;
+    uint16_t* logits;  // null: none are kept
+  };
+
+  __device__ Scorer scorer(int step) const {
+    Scorer s{smem.base + (base_slot * kBatch + request) * kRows, 0, {true, 1, 0}, nullptr, nullptr};
+    if constexpr (!S.bf16) s.latent_scale = latent(request).scale(shared.latent_slot[request]);
+    if constexpr (S.sampling) {
+      if (request < p.batch) s.temperature = RowTemperature::of(p.temperature[request]);
+      s.noise = smem.noise.at + request * kRows;
+      if (p.logits && !s.temperature.greedy) s.logits = p.logits + request * p.logits_request_stride + step * p.logits_step_stride;
+    }
+    return s;
+  }
+
+  // This lane's best row of the step. Every row of the CTA is some lane's, for every request.
   //
-  // A group's MMAs leave only two integers a thread. What turns them into logits waits for `kSettled` groups, so that its latency is paid
-  // once for all of them; more would need more registers than there are.
+  // A group's MMAs leave only two sums a thread and request. What turns them into logits waits for `kSettled` groups, so that its latency is
+  // paid once for all of them; more would need more registers than there are.
   __device__ Candidate score(int step) {
-    constexpr int kSettled = 3;
-    const uint4* chunks = latent.chunks(shared.latent_slot);
-    const float latent_scale = latent.scale(shared.latent_slot);
+    constexpr int kSettled = kBatch == 1 && !S.sampling && !S.bf16 ? 3 : 1;
+    const uint4* chunks = latent(column).chunks(shared.latent_slot[column]);
+    const Scorer s = scorer(step);
     uint4 ahead = chunks[0];
-    int32_t sums[kGroups][2];
+    Sum sums[kGroups][kBatch][2];
     Candidate best[kGroups];
 #pragma unroll
     for (int group = 0; group < kGroups; group++) {
@@ -103,63 +234,116 @@ struct Resident {
       if ((group + 1) % kSettled && group + 1 < kGroups) continue;
       const int first = group / kSettled * kSettled;
 #pragma unroll
-      for (int i = first; i <= group; i++) best[i] = settle(step, i, sums[i], latent_scale);
+      for (int i = first; i <= group; i++) best[i] = settle(s, i, sums[i]);
 #pragma unroll
       for (int i = first + 1; i <= group; i++) best[first] = Candidate::better(best[first], best[i]);
       if (first) best[0] = Candidate::better(best[0], best[first]);
     }
+    units_read += kStreamedUnits;
+    base_slot = base_slot + 1 == p.base_slots ? 0 : base_slot + 1;
     return best[0];
   }
 
-  // The integer sums of this thread's two rows of a group.
-  __device__ void project(int32_t (&sums)[2], int group, const uint4* chunks, uint4& ahead) {
-    const int first = first_register_tile(group), near = first_register_tile(group + 1) - first;
-    int32_t d[4][4] = {};
+  // A group of n tiles is shared by the 4 / kBatch lanes of a quad that have the same request: lane q = t / kBatch takes tiles q, q + 4 / kBatch,
+  // ...; lanes beyond the last tile repeat it.
+  __device__ int tile_of(int group, int i) const { return min(t / kBatch + i * (4 / kBatch), tiles(group) - 1); }
+
+  // The sums of this lane's rows of a group.
+  __device__ void project(Sum (&sums)[kBatch][2], int group, const uint4* chunks, uint4& ahead) {
+    const int near = first_near(group + 1) - first_near(group), far = first_far(group + 1) - first_far(group);
+    Sum d[4][4] = {};
+    // One shared-memory tile after the other, each beside its share of the register tiles.
+    const int phases = far ? far : 1;
     uint4 b;
 #pragma unroll
-    for (int k = 0; k < kSteps; k++) {
-      if (k % 2 == 0) b = ahead, ahead = chunks[(k / 2 + 1) % (kSteps / 2) * 4];
-      const uint32_t b0 = k % 2 ? b.z : b.x, b1 = k % 2 ? b.w : b.y;
-      if (group < S.tiles_smem) {
-        const int fragment = group * kSteps + k;
-        mma_s8(d[near], ring[fragment % kRing], b0, b1);
-        ring[fragment % kRing] = shared_tiles[(fragment + kRing) % kFragments * 32];
+    for (int phase = 0; phase < phases; phase++)
+#pragma unroll
+      for (int k = 0; k < kSteps; k++) {
+        if (k % 2 == 0) b = ahead, ahead = chunks[(k / 2 + 1) % (kSteps / 2) * 4];
+        const uint32_t b0 = k % 2 ? b.z : b.x, b1 = k % 2 ? b.w : b.y;
+        if (far) {
+          const int tile = first_far(group) + phase, number = tile * kSteps + k;
+          mma(d[near + phase], ring[number % kRing], b0, b1);
+          load_fragment(number + kRing);
+          if (streamed(tile) && k % kUnitSteps == kUnitSteps - 1) {
+            __syncwarp();  // every lane has used the unit
+            fill();
+          }
+        }
+#pragma unroll
+        for (int j = phase * near / phases; j < (phase + 1) * near / phases; j++) mma(d[j], a[first_near(group) + j][k], b0, b1);
       }
+    // int8: columns 2 r and 2 r + 1 hold the planes hi and lo of request r; bf16: both hold its sum. Lane t has them for request t.
+    constexpr int kApart = 4 / kBatch;
 #pragma unroll
-      for (int j = 0; j < near; j++) mma_s8(d[j], a[first + j][k], b0, b1);
+    for (int i = 0; i < kBatch; i++) {
+      const int place = tile_of(group, i);
+      Sum mine[4];
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        mine[e] = d[i * kApart][e];
+#pragma unroll
+        for (int j = i * kApart + 1; j < tiles(group) && j < (i + 1) * kApart; j++) mine[e] = place == j ? d[j][e] : mine[e];
+      }
+      if constexpr (S.bf16) {
+        sums[i][0] = mine[0], sums[i][1] = mine[2];
+      } else {
+        sums[i][0] = mine[0] * 256 + mine[1];
+        sums[i][1] = mine[2] * 256 + mine[3];
+      }
     }
-    // Columns 0, 2, 4, 6 all hold plane hi and 1, 3, 5, 7 plane lo, so lane t can take tile t of the group.
-    const int slot = min(t, tiles(group) - 1);
-    int32_t mine[4];
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-      mine[e] = d[0][e];
-#pragma unroll
-      for (int j = 1; j < tiles(group); j++) mine[e] = slot == j ? d[j][e] : mine[e];
-    }
-    sums[0] = mine[0] * 256 + mine[1];
-    sums[1] = mine[2] * 256 + mine[3];
   }
 
-  // The better of this thread's two rows of a group.
-  __device__ Candidate settle(int step, int group, const int32_t (&sums)[2], float latent_scale) const {
-    const uint16_t* base = smem.base + step * kRows + row(group);
-    const float2 scale = smem.row_scale[row(group) / 16 * 8 + g];
-    float low = score_int8(widen(base[0]), scale.x, latent_scale, sums[0]);
-    float high = score_int8(widen(base[8]), scale.y, latent_scale, sums[1]);
+  __device__ static void mma(Sum (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
+    if constexpr (S.bf16)
+      mma_bf16(d, a, b0, b1);
+    else
+      mma_s8(d, a, b0, b1);
+  }
+
+  // The best of this lane's rows of a group.
+  __device__ Candidate settle(const Scorer& s, int group, const Sum (&sums)[kBatch][2]) const {
+    Candidate best{};
+#pragma unroll
+    for (int i = 0; i < kBatch; i++) {
+      if (i * (4 / kBatch) >= tiles(group)) break;
+      const int row = (warp * kTiles + first_tile(group) + tile_of(group, i)) * 16 + g;
+      const Candidate found = settle(s, row, sums[i]);
+      best = i ? Candidate::better(best, found) : found;
+    }
+    return best;
+  }
+
+  // The better of rows `row` and `row + 8` of a tile.
+  __device__ Candidate settle(const Scorer& s, int row, const Sum (&sums)[2]) const {
+    float low, high;
+    if constexpr (S.bf16) {
+      low = sums[0], high = sums[1];
+      score_twice(low, high, widen(s.base[row]), widen(s.base[row + 8]));
+    } else {
+      const float2 scale = *reinterpret_cast<const float2*>(smem.row_scale.at + 2 * (row / 16 * 8 + g));
+      low = score_int8(widen(s.base[row]), scale.x, s.latent_scale, sums[0]);
+      high = score_int8(widen(s.base[row + 8]), scale.y, s.latent_scale, sums[1]);
+    }
     round_bf16(low, high);
-    return Candidate::better(Candidate::of(low, row(group)), Candidate::of(high, row(group) + 8));
+    if constexpr (S.sampling) {
+      if (s.logits) keep(s, row, low), keep(s, row + 8, high);
+      const bool greedy = s.temperature.greedy;
+      low = row_score(low, s.temperature.inverse, greedy ? 0.0f : s.noise[row]);
+      high = row_score(high, s.temperature.inverse, greedy ? 0.0f : s.noise[row + 8]);
+    }
+    return Candidate::better(Candidate::of(low, row), Candidate::of(high, row + 8));
   }
 
-  __device__ static constexpr int tiles(int group) { return first_tile(group + 1) - first_tile(group); }
-
-  // The first of the two rows this thread takes from a group; lanes beyond its tiles repeat the last one's.
-  __device__ int row(int group) const { return (warp * kTiles + first_tile(group) + min(t, tiles(group) - 1)) * 16 + g; }
+  __device__ void keep(const Scorer& s, int row, float logit) const {
+    const int global = blockIdx.x * kRows + row;
+    if (global < p.vocab) s.logits[global] = static_cast<uint16_t>(__float_as_uint(logit) >> 16);
+  }
 };
 
-template <ResidentShape S, template <int> class Exchange>
+template <ResidentShape S, template <int, int> class Exchange>
 __device__ void walk_resident(const Params& p) {
-  run_walk<Resident<S>, S.clocks, Exchange<S.max_ctas>>(p);
+  run_walk<Resident<S>, S.clocks, Exchange<S.max_ctas, S.batch>>(p);
 }
 
 }  // namespace wts

@@ -24,7 +24,8 @@ struct StreamingShape {
 
 template <StreamingShape S>
 struct Streaming {
-  static constexpr int kThreads = 32 * S.warps;
+  static constexpr int kThreads = 32 * S.warps, kBatch = 1;
+  using Key = NarrowKey;
   static constexpr int kRows = S.warps * S.tiles * 16;
   static constexpr int kUnitsPerTile = S.bf16 ? 2 : 1;  // a unit is 16 rows x 256 bytes: 8 MMA k-steps
   static constexpr int kUnits = S.tiles * kUnitsPerTile;
@@ -36,18 +37,21 @@ struct Streaming {
   struct Smem {
     alignas(16) uint8_t latent[Latent::kSmemBytes];
     alignas(16) float row_scale[kRows];
-    LoopState shared;
+    LoopState<kBatch, Key> shared;
     alignas(16) uint16_t base[kRows];  // of step 0; the other steps follow, [steps, kRows] in all
   };
 
   const Params& p;
   Smem& smem;
-  LoopState& shared;
-  const Latent latent;
+  LoopState<kBatch, Key>& shared;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const uint4* weights = p.weights + static_cast<int64_t>(blockIdx.x * S.warps + warp) * kUnits * 256 + lane;
   const uint64_t policy = l2_policy(S.kept_percent / 100.0f);
   uint4 ring[S.depth][8];
+
+  __device__ Latent latent(int = 0) const { return {smem.latent}; }
+
+  __device__ void meanwhile(int) const {}
 
   // Unit `unit` of a step, or of the next one, into its ring slot.
   __device__ void refill(int slot, int unit) {
@@ -56,10 +60,10 @@ struct Streaming {
     for (int k = 0; k < 8; k++) ring[slot][k] = load_with_policy(source + k * 32, policy);
   }
 
-  __device__ void load() {
+  __device__ void load(uint32_t) {
 #pragma unroll
     for (int unit = 0; unit < S.depth; unit++) refill(unit, unit);
-    fetch_base(smem.base, p, kRows, threadIdx.x, kThreads);
+    for (int step = 0; step < p.steps; step++) fetch_base(smem.base + step * kRows, p, 0, step, kRows, threadIdx.x, kThreads);
     if constexpr (!S.bf16)
       for (int i = threadIdx.x; i < kRows / 4; i += kThreads)
         copy_async_16(smem.row_scale + 4 * i, p.row_scale + blockIdx.x * kRows + 4 * i);
@@ -75,7 +79,7 @@ struct Streaming {
       low = d[0], high = d[2];
       score_twice(low, high, widen(base[0]), widen(base[8]));
     } else {
-      const float latent_scale = latent.scale(shared.latent_slot);
+      const float latent_scale = latent().scale(shared.latent_slot[0]);
       low = score_int8(widen(base[0]), smem.row_scale[row], latent_scale, d[0] * 256 + d[1]);
       high = score_int8(widen(base[8]), smem.row_scale[row + 8], latent_scale, d[2] * 256 + d[3]);
     }
@@ -108,7 +112,7 @@ struct Streaming {
   // This thread's best row of the step. Every row of the CTA is some thread's.
   __device__ Candidate score(int step) {
     constexpr int kUnroll = S.bf16 ? 1 : 3;  // bf16 unrolled spills at some vocabularies and gains nothing
-    const uint4* chunks = latent.chunks(shared.latent_slot);
+    const uint4* chunks = latent().chunks(shared.latent_slot[0]);
     int row = (warp * S.tiles + t) * 16 + g;  // all columns (int8: all pairs of columns) are alike, so lane t takes tile t of a batch
     Candidate best{kMinusInfinity, static_cast<uint32_t>((warp * S.tiles) * 16 + g)};
 #pragma unroll kUnroll
@@ -130,9 +134,9 @@ struct Streaming {
   }
 };
 
-template <StreamingShape S, template <int> class Exchange>
+template <StreamingShape S, template <int, int> class Exchange>
 __device__ void walk_streaming(const Params& p) {
-  run_walk<Streaming<S>, S.clocks, Exchange<S.max_ctas>>(p);
+  run_walk<Streaming<S>, S.clocks, Exchange<S.max_ctas, 1>>(p);
 }
 
 }  // namespace wts

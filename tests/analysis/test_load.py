@@ -222,5 +222,5 @@ def test_missing_results_carry_the_command_that_measures_them(tmp_path: Path) ->
 
 def test_the_committed_fixture_runs_load() -> None:
     root = Path(make_runs.__file__).parent / "results"
-    for experiment in ("step_slope", "toy_walk", "capacity"):
+    for experiment in ("step_slope", "toy_walk", "capacity", "packing_map"):
         assert newest_run(root, experiment).manifest["status"] == "ok"

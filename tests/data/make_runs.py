@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +143,59 @@ def step_slope(
     return write_run(root, "step_slope", step_slope_tables(truth), run_id=run_id, device=device, resources=resources)
 
 
+GRID = {"markov_v129k": (129_280, (5,)), "markov_v152k": (151_936, (7, 16)), "markov_v248k": (248_320, (15,))}
+GRID_BATCHES = (1, 2, 4, 8, 16, 32, 64)
+GRID_REPLICAS = 3
+GREEDY_ONLY = ("sglang_greedy", "vllm_addmm")
+
+
+def grid_time(variant: str, vocab: int, steps: int, batch: int, temperature: float) -> float:
+    """Us of a complete call with cold L2: a little below the lines of TRUTH at V = 151,936, one request, greedy, and growing from there."""
+    entry, slope = TRUTH[variant]
+    return 0.955 * (entry + slope * steps * (1 + 0.02 * (batch - 1)) * (1.2 if temperature else 1.0)) * vocab / 151_936
+
+
+def walk_latency_tables(
+    head: str,
+    steps: tuple[int, ...],
+    batches: tuple[int, ...] = GRID_BATCHES,
+    temperatures: tuple[float, ...] = (0.0, 1.0),
+    refused: Mapping[tuple[str, int, int, float], str] | None = None,
+    factor: float = 1.0,
+) -> dict[str, pd.DataFrame]:
+    """samples and cells of a walk_latency run. `refused`: reasons by (variant, steps, batch, temperature); `factor` makes all walks slower."""
+    rng, vocab = np.random.default_rng(1), GRID[head][0]
+    refused = dict(refused or {})
+    samples, cells = [], []
+    for replica, length, batch, temperature in (
+        (replica, length, batch, temperature)
+        for replica in range(GRID_REPLICAS)
+        for length in steps
+        for batch in batches
+        for temperature in temperatures
+    ):
+        for variant in ("sglang_folded", *GREEDY_ONLY, "resident"):
+            if temperature and variant in GREEDY_ONLY:
+                refused[variant, length, batch, temperature] = f"{variant} is greedy only and cannot serve temperature > 0."
+            reason = refused.get((variant, length, batch, temperature), "")
+            of = {"device": "h200", "head": head, "backend": BACKENDS[variant], "variant": variant, "vocab": vocab, "rank": 256}
+            of |= {"steps": length, "batch": batch, "temperature": temperature, "inputs": "synthetic", "replica": replica}
+            status = "unsupported" if reason else "ok"
+            found = {"rounding": "int8", "tokens": 2 * length * batch, "near_ties": 0, "floor_us": 1.0}
+            cells.append(of | {"status": status, "reason": reason} | found)
+            for l2, number in ((l2, number) for l2 in ("cold", "hot") for number in range(0 if reason else 3)):
+                time = factor * grid_time(variant, vocab, length, batch, temperature) - (4.0 if l2 == "hot" else 0.0) + rng.normal(0, 0.1)
+                of_sample = {"l2": l2, "scope": "call", "round": number, "order": len(samples) % 8}
+                samples.append(of | of_sample | {"time_us": time, "clock_mhz": 1975.0, "valid": True})
+    return {"samples": pd.DataFrame(samples), "cells": pd.DataFrame(cells)}
+
+
+def walk_latency(root: Path, head: str, *, run_id: str = "20260101T000000Z-h200-00000000", **grid: Any) -> Path:
+    """A walk_latency run on an H200 of the paper's lengths at `head`, or of a part of its grid."""
+    tables = walk_latency_tables(head, grid.pop("steps", GRID[head][1]), **grid)
+    return write_run(root, "walk_latency", tables, run_id=run_id, device={"spec": "h200", "name": "NVIDIA H200"})
+
+
 def toy_walk(root: Path, *, run_id: str = "20260101T000000Z-cpu-00000000") -> Path:
     """A three-step walk of a random toy head, V = 12, r = 4, on the CPU."""
     rng = np.random.default_rng(3)
@@ -183,11 +236,115 @@ def capacity(root: Path, *, run_id: str = "20260101T000000Z-cpu-00000000") -> Pa
     return write_run(root, "capacity", {"placement": pd.DataFrame(rows)}, run_id=run_id, device={"spec": "cpu", "name": ""})
 
 
+def packing_map(root: Path, *, run_id: str = "20260101T000000Z-cpu-00000000") -> Path:
+    """One tile of rank 128: where the lanes of an m16n8k32 hold its bytes, at batch 1 and 4, and row 5 of random codes."""
+    rng = np.random.default_rng(7)
+    code, hi, lo = (rng.integers(-127, 128, 128) for _ in range(3))
+    weight, latent = code * 0.001, (256 * hi + lo) * 1e-4
+    hi_sum, lo_sum = int(code @ hi), int(code @ lo)
+    bias = (256 * hi_sum + lo_sum) * 1e-7
+    found = {
+        "head": "toy",
+        "vocab": 16,
+        "rank": 128,
+        "row": 5,
+        "previous": 3,
+        "hi_sum": hi_sum,
+        "lo_sum": lo_sum,
+        "sum": 256 * hi_sum + lo_sum,
+    }
+    found |= {"weight_scale": 0.001, "latent_scale": 1e-4, "base": -1.5, "bias": bias, "logit": bias - 1.5}
+    tables = {
+        "packing": pd.DataFrame([row for batch in (1, 4) for lane in range(32) for row in _lane_bytes(batch, lane)]),
+        "plane_codes": pd.DataFrame({"k": range(128), "weight": weight, "code": code, "latent": latent, "hi": hi, "lo": lo}),
+        "plane_sums": pd.DataFrame([found]),
+    }
+    return write_run(root, "packing_map", tables, run_id=run_id, device={"spec": "cpu", "name": ""})
+
+
+def _lane_bytes(batch: int, lane: int) -> Iterator[dict[str, Any]]:
+    """What one lane holds of A, B and D; chunk t + 4 (k_step / 2) of the row or latent, its half k_step % 2."""
+    group, thread = divmod(lane, 4)
+    for k_step in range(4):
+        at = {"batch": batch, "k_step": k_step, "lane": lane}
+        for register, byte in np.ndindex(4, 4):
+            upper, k = divmod(register, 2)[::-1]
+            column = 4 * thread + 16 * k + byte
+            held = 16 * (thread + 4 * (k_step // 2)) + 8 * (k_step % 2) + 4 * k + byte
+            of = {"operand": "a", "register": register, "byte": byte, "row": group + 8 * upper, "column": column}
+            yield at | of | {"k": held, "plane": "", "request": -1}
+            if not upper:
+                of = {"operand": "b", "register": k, "byte": byte, "row": column, "column": group}
+                yield at | of | {"k": held, "plane": ("hi", "lo")[group % 2], "request": group // 2 % batch}
+    for register in range(4):
+        of = {"batch": batch, "k_step": -1, "lane": lane, "operand": "d", "register": register, "byte": 0}
+        place = {"row": group + 8 * (register // 2), "column": 2 * thread + register % 2, "k": -1}
+        yield of | place | {"plane": ("hi", "lo")[register % 2], "request": thread % batch}
+
+
+# protocol: whether PTX promises it, then us a step among 8, 66 and 132 CTAs; None where it cannot run
+EXCHANGES: dict[str, tuple[bool, tuple[float | None, ...]]] = {
+    "pair": (False, (0.47, 0.66, 0.82)),
+    "pair_acquire": (True, (0.98, 1.12, 1.25)),
+    "striped_2": (False, (0.48, 0.64, 0.80)),
+    "striped_4": (False, (0.49, 0.63, 0.79)),
+    "striped_8": (False, (0.50, 0.64, 0.80)),
+    "cluster_2": (False, (0.62, 0.74, 0.81)),
+    "cluster_4": (False, (0.60, None, None)),
+    "cluster_8": (False, (0.66, None, None)),
+    "mailboxes": (True, (0.88, 1.20, 1.45)),
+    "grid_sync": (True, (1.01, 1.08, 1.14)),
+}
+EXCHANGE_CTAS = (8, 66, 132)
+
+
+def exchange_tables(truth: Mapping[str, tuple[bool, tuple[float | None, ...]]] | None = None) -> dict[str, pd.DataFrame]:
+    """exchange, exchange_cells and exchange_clocks of a run whose cold calls lie on the slopes of `truth`, entry 3.5 us."""
+    rng = np.random.default_rng(5)
+    samples, cells, clocks = [], [], []
+    for replica in range(REPLICAS):
+        for protocol, (promised, slopes) in (EXCHANGES if truth is None else truth).items():
+            for ctas, slope in zip(EXCHANGE_CTAS, slopes, strict=True):
+                named = {"protocol": protocol, "ctas": ctas, "replica": replica}
+                process = 0.0 if slope is None else slope * rng.normal(1, 0.01)
+                for steps in (8, 16, 24, 32):
+                    of = named | {"device": "h200", "promised": promised, "steps": steps}
+                    reason = "" if slope else _no_room(ctas, int(protocol.removeprefix("cluster_")))
+                    cells.append(of | {"status": "ok" if slope else "unsupported", "reason": reason, "tokens": 2 * steps, "floor_us": 0.0})
+                    for l2, number in ((l2, number) for l2 in ("cold", "hot") for number in range(3 if slope else 0)):
+                        time = 3.5 + (0.6 if l2 == "cold" else 0.0) + process * steps + rng.normal(0, 0.02)
+                        at = {"l2": l2, "scope": "call", "round": number, "order": len(samples) % 40}
+                        samples.append(of | at | {"time_us": time, "clock_mhz": 1975.0, "valid": True})
+                if slope:
+                    clocks.append(named | {"steps": 32, "time_us": process * 1.01, "clock_mhz": 1970.0})
+    return {"exchange": pd.DataFrame(samples), "exchange_cells": pd.DataFrame(cells), "exchange_clocks": pd.DataFrame(clocks)}
+
+
+def _no_room(ctas: int, cluster: int) -> str:
+    if ctas % cluster:
+        return f"exchange_probe: {ctas} CTAs are no whole number of clusters of {cluster}."
+    return f"exchange_probe needs {ctas // cluster} clusters of {cluster} resident at once; this GPU holds 32 of them; take smaller clusters, or fewer CTAs."
+
+
+def exchange(root: Path, *, run_id: str = "20260101T000000Z-h200-00000000") -> Path:
+    """An exchange run on an H200: clusters of 4 and 8 among 8 CTAs only."""
+    leans = "a 16-byte load that sees both words at one moment"
+    described = {name: {"what": "", "leans_on": "" if promised else leans} for name, (promised, _) in EXCHANGES.items()}
+    protocol = {"rounds": 3, "replicas": REPLICAS, "protocols": described}
+    device = {"spec": "h200", "name": "NVIDIA H200"}
+    return write_run(root, "exchange", exchange_tables(), run_id=run_id, device=device, protocol=protocol)
+
+
 def write_results(root: Path) -> None:
     """All fixture runs under `root`."""
+    exchange(root)
     step_slope(root)
+    walk_latency(root, "markov_v152k", refused={("resident", 16, 64, 1.0): "no room for 64 requests of 16 steps."})
+    walk_latency(root, "markov_v248k", run_id="20260101T000100Z-h200-00000001")
+    walk_latency(root, "markov_v129k", run_id="20260101T000200Z-h200-00000002", temperatures=(0.0,))
     toy_walk(root)
     capacity(root)
+    packing_map(root)
 
 
 if __name__ == "__main__":

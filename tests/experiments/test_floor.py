@@ -28,11 +28,20 @@ def test_a_stream_larger_than_l2_comes_from_hbm_at_every_step() -> None:
     assert memory_floor_us(int8, 16, 0, H200, "cold") == pytest.approx(38_895_616 / 4800e3)  # later steps may hit L2
 
 
-@given(entry=SIZES, streamed=SIZES, base=SIZES, steps=st.integers(1, 16))
-def test_hot_is_never_above_cold_and_more_steps_never_cost_less(entry: int, streamed: int, base: int, steps: int) -> None:
+def test_written_logits_count_where_l2_cannot_hold_them_back() -> None:
+    walk = Resources(entry_bytes=1_000_000)
+    written = 64 * 16 * 151_936 * 2  # 311 MB
+    assert memory_floor_us(walk, 16, written, H200, "cold", written) == pytest.approx((1_000_000 + 2 * written - H200.l2_bytes) / 4800e3)
+    assert memory_floor_us(walk, 16, 0, H200, "cold", H200.l2_bytes) == memory_floor_us(walk, 16, 0, H200, "cold")
+
+
+@given(entry=SIZES, streamed=SIZES, base=SIZES, written=SIZES, steps=st.integers(1, 16))
+def test_hot_is_never_above_cold_and_more_never_costs_less(entry: int, streamed: int, base: int, written: int, steps: int) -> None:
     walk = Resources(entry_bytes=entry, streamed_bytes=streamed)
-    cold = memory_floor_us(walk, steps, base, H200, "cold")
-    assert 0 <= memory_floor_us(walk, steps, base, H200, "hot") <= cold <= memory_floor_us(walk, steps + 1, base, H200, "cold")
+    cold = memory_floor_us(walk, steps, base, H200, "cold", written)
+    assert 0 <= memory_floor_us(walk, steps, base, H200, "hot", written) <= cold
+    assert cold <= memory_floor_us(walk, steps + 1, base, H200, "cold", written)
+    assert cold <= memory_floor_us(walk, steps, base + 1000, H200, "cold", written + 1000)
 
 
 def test_a_device_without_a_rate_has_no_floor() -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from experiments.convert import ConfigError
+from experiments.outcome import Incorrect
 from experiments.schema import Config, HeadConfig, Smoke
 from experiments.workload import Arm, Workload, create
 from kernels.device import load
@@ -30,8 +31,8 @@ def test_the_input_sets_differ_in_their_first_token_so_at_every_length(workload:
         subject.load(which)
         subject.launch()
         answers.append(int(subject.tokens[0, 0]))
-        assert subject.verify(which, subject.tokens).ok
-        assert not subject.verify(1 - which, subject.tokens).ok
+        assert workload.verify(arm.backend, which, subject.tokens).ok
+        assert not workload.verify(arm.backend, 1 - which, subject.tokens).ok
     assert answers[0] != answers[1]
 
 
@@ -50,7 +51,7 @@ def test_arms_of_one_length_share_their_inputs_and_not_their_drafts(workload: Wo
     first, second = (workload.subject(_arm(workload), 3) for _ in range(2))
     first.load(1)
     second.launch()  # reads what `first` loaded
-    assert second.verify(1, second.tokens).ok
+    assert second.examiner.examine(1, second.draft).ok
     assert (first.tokens == -1).all()
 
 
@@ -60,26 +61,55 @@ def test_every_rounding_has_its_own_oracle(workload: Workload) -> None:
         subject.load(0)
         subject.launch()
         assert subject.rounding == rounding
-        agreement = subject.verify(0, subject.tokens)
+        agreement = subject.examiner.examine(0, subject.draft)
         assert (agreement.ok, agreement.tokens, agreement.near_ties) == (True, 5, 0)
         subject.tokens[0, 2] = (subject.tokens[0, 2] + 1) % 64
-        assert "step 2" in subject.verify(0, subject.tokens).reason
+        with pytest.raises(Incorrect, match="input set 0: request 0 step 2"):
+            subject.examiner.examine(0, subject.draft)
 
 
 def test_batches_are_walked_too(config: Config) -> None:
     workload = Workload(config, max_steps=4, batch=3)
-    subject = workload.subject(_arm(workload), 2)
-    subject.load(1)
-    subject.launch()
-    assert subject.tokens.shape == (3, 2)
-    assert subject.verify(1, subject.tokens).ok
+    arm, tokens = _arm(workload), {}
+    for batch in (None, 1, 2):
+        subject = workload.subject(arm, 2, batch)
+        subject.load(1)
+        subject.launch()
+        assert subject.tokens.shape == (batch or 3, 2)
+        assert subject.cell["batch"] == (batch or 3)
+        assert subject.examiner.examine(1, subject.draft).tokens == (batch or 3) * 2
+        tokens[batch] = subject.tokens
+    assert torch.equal(tokens[1], tokens[None][:1])  # a smaller batch is the first requests of a larger one
+    assert torch.equal(tokens[2], tokens[None][:2])
 
 
-def test_a_floor_comes_from_resources_and_base_logits(workload: Workload) -> None:
+def test_a_walk_with_a_temperature_keeps_its_logits(workload: Workload) -> None:
+    subject = workload.subject(_arm(workload), 3, temperature=0.5)
+    assert subject.cell["temperature"] == 0.5
+    assert subject.draft.logits is not None
+    assert subject.draft.logits.shape == (1, 3, 64)
+    assert workload.subject(_arm(workload), 3).draft.logits is None
+    subject.draft.tokens.zero_()
+    subject.draft.logits.zero_()
+    subject.poison()
+    assert (subject.draft.tokens == -1).all()
+    assert subject.draft.logits.isnan().all()
+
+
+def test_a_floor_comes_from_resources_and_the_base_logits_of_all_requests(config: Config) -> None:
+    workload = Workload(config, max_steps=5, batch=3)
     object.__setattr__(workload.config, "device", load("h200"))
-    floor = workload.subject(_arm_on_cpu(workload), 5).floor_us
-    assert floor["cold"] == pytest.approx(5 * 64 * 2 / 4800e3)
-    assert floor["hot"] == 0.0
+    arm = _arm_on_cpu(workload)
+    for batch in (1, 3):
+        floor = workload.subject(arm, 5, batch).floor_us
+        assert floor["cold"] == pytest.approx(batch * 5 * 64 * 2 / 4800e3)
+        assert floor["hot"] == 0.0
+    small_l2 = replace(load("h200"), l2_bytes=1000)
+    object.__setattr__(workload.config, "device", small_l2)
+    moved = 3 * 5 * 64 * 2  # read, and written at T > 0
+    greedy, sampled = (workload.subject(arm, 5, temperature=t).floor_us for t in (0.0, 1.0))
+    assert greedy == pytest.approx({"cold": moved / 4800e3, "hot": (moved - 1000) / 4800e3})
+    assert sampled == pytest.approx({"cold": (2 * moved - 1000) / 4800e3, "hot": 2 * (moved - 1000) / 4800e3})
 
 
 def _arm_on_cpu(workload: Workload) -> Arm:

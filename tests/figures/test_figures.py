@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.text import Text
+from matplotlib.text import Annotation, Text
 
 from analysis.fits import fit_run
 from analysis.load import MissingResults, newest_run
-from figures import fig01_tiers, fig02_recurrence, fig04_timeline, fig11_slopes
+from figures import fig01_tiers, fig02_recurrence, fig04_timeline, fig07_two_planes, fig11_slopes
 from figures.style import LOOKS, look, styled
 from tests.data import make_runs
 from tests.data.make_runs import TRUTH
@@ -24,6 +24,10 @@ from tests.data.make_runs import TRUTH
 
 def _texts(figure: Figure) -> str:
     return "\n".join(text.get_text() for text in figure.findobj(Text) if isinstance(text, Text))
+
+
+def _panel_texts(axes: Axes) -> str:
+    return "\n".join(text.get_text() for text in axes.texts)
 
 
 def _bars(axes: Axes, gid: str) -> list[Rectangle]:
@@ -164,6 +168,64 @@ def test_figure_2_shows_the_recorded_numbers_and_tokens(results: Path) -> None:
         assert f"u = W1[{rows['previous'].iloc[0]}]" in axes.get_title()
         if step < 2:
             assert f"token {token}" in _texts(figure)
+
+
+def test_figure_7_shows_every_register_where_the_map_has_it(results: Path) -> None:
+    with styled():
+        figure = fig07_two_planes.draw(results, "h200")
+    packing = newest_run(results, "packing_map").table("packing")
+    panels = {name: next(axes for axes in figure.axes if f"$\\bf{{{name.upper()}}}$" in _panel_texts(axes)) for name in "abd"}
+    for operand, axes in panels.items():
+        rows = packing[(packing["batch"] == 1) & (packing["operand"] == operand) & (packing["k_step"] <= 0)]
+        numbers = {text.xy: text.get_text() for text in axes.texts if isinstance(text, Annotation)}
+        drawn = [patch for patch in axes.patches if isinstance(patch, Rectangle) and patch.get_gid()]
+        held = {f"{lane} {register}": of for (lane, register), of in rows.groupby(["lane", "register"])}
+        assert sorted(str(patch.get_gid()) for patch in drawn) == sorted(held)
+        for patch in drawn:
+            of = held[str(patch.get_gid())]
+            low, high = of[["column", "row"]].min().tolist(), (of[["column", "row"]].max() + 1).tolist()
+            (left, top), (right, bottom) = patch.get_xy(), (patch.get_x() + patch.get_width(), patch.get_y() + patch.get_height())
+            assert ([left, top], [right, bottom]) == (low, high)
+            assert numbers[(left + right) / 2, (top + bottom) / 2] == str(of["lane"].iloc[0])
+    words = ["0–3", "16–19", "32–35", "48–51", "4–7", "20–23", "36–39", "52–55"]  # chunk after chunk, first halves
+    for operand in "ab":
+        labels = [text for text in panels[operand].texts if "–" in text.get_text()]
+        assert [label.get_text() for label in sorted(labels, key=lambda label: sum(label.get_position()))] == words
+    requests = {text.get_gid(): text.get_text() for text in panels["b"].texts if str(text.get_gid()).startswith("request")}
+    assert [requests[f"request 4 {pair}"] for pair in range(4)] == ["0", "1", "2", "3"]
+    assert [requests[f"request 1 {pair}"] for pair in range(4)] == ["0", "copy", "copy", "copy"]
+
+
+def test_figure_7_prints_the_recorded_example(results: Path) -> None:
+    with styled():
+        figure = fig07_two_planes.draw(results, "h200")
+    run, text = newest_run(results, "packing_map"), _texts(figure).replace("−", "-")
+    codes, sums = run.table("plane_codes"), run.table("plane_sums").iloc[0]
+    for shown in (
+        f"d0 = row · hi = {sums['hi_sum']:,}",
+        f"d1 = row · lo = {sums['lo_sum']:,}",
+        f"x = 256 d0 + d1 = {256 * sums['hi_sum'] + sums['lo_sum']:,}",
+        f"x = {sums['bias']:.4f}",
+        f"= {sums['logit']:.4f}, one bf16 rounding",
+        f"hi = {codes['hi'][0]}",
+        f"lo = {codes['lo'][0]}",
+        "\na0, lane 20\n" + "\n".join(f"{code}\nk={k}" for k, code in enumerate(codes["code"][:4])) + "\n",
+        "\nb0, lane 0\n" + "\n".join(str(code) for code in codes["hi"][:4]) + "\n",
+        "\nb0, lane 4\n" + "\n".join(str(code) for code in codes["lo"][:4]) + "\n",
+        "The sums of lane 20",
+    ):
+        assert shown in text
+
+
+def test_figure_7_without_batch_4_names_the_command(results: Path, tmp_path: Path) -> None:
+    tables = {name: frame.drop(columns="run_id") for name, frame in newest_run(results, "packing_map").tables.items()}
+    tables["packing"] = tables["packing"][tables["packing"]["batch"] == 1]
+    make_runs.write_run(tmp_path, "packing_map", tables, run_id="20260101T000000Z-cpu-0", device={"spec": "cpu", "name": ""})
+    with (
+        styled(),
+        pytest.raises(MissingResults, match=r"batches \[1\] .* measure it with `python -m experiments.run experiment=packing_map"),
+    ):
+        fig07_two_planes.draw(tmp_path, "h200")
 
 
 def test_every_variant_has_its_own_colour_and_marker() -> None:

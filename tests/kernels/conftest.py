@@ -1,12 +1,17 @@
-"""Facts about the CUDA headers, asked of the compiler: no GPU takes part."""
+"""Facts about the CUDA headers, asked of compilers: no GPU takes part. And one thread for tests of many small tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import pytest
+import torch
 
-from kernels.build import build
+from kernels.build import BuildError, build, include_dirs
 
 # offsetof is a macro, and a macro splits a type at its commas: the type comes last here.
 _OFFSET = """#include <cuda/std/cstddef>
@@ -27,3 +32,34 @@ def hold_in_cpp() -> Callable[[str, Iterable[str]], None]:
         build(f'{_OFFSET}\n{preamble}\n{asserts}\nextern "C" __global__ void facts() {{}}\n', "facts", "sm_90a")
 
     return check
+
+
+@pytest.fixture(scope="session")
+def host_library(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ctypes.CDLL]:
+    """`host_library(source)` compiles C++ that includes headers of kernels/cuda with the machine's own compiler, and loads it."""
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("needs a C++ compiler (g++ or clang++)")
+    try:
+        room, *system = include_dirs()
+    except BuildError as error:
+        pytest.skip(str(error))
+    flags = ["-std=c++20", "-O2", "-ffp-contract=off", "-shared", "-fPIC", "-D__host__=", "-D__device__=", "-Wno-unknown-pragmas"]
+
+    def load(source: str) -> ctypes.CDLL:
+        folder: Path = tmp_path_factory.mktemp("host")
+        (folder / "source.cpp").write_text(source)
+        includes = [f"-I{room}", *(f"-isystem{path}" for path in system)]
+        subprocess.run([compiler, *flags, *includes, "source.cpp", "-o", "library.so"], cwd=folder, check=True)
+        return ctypes.CDLL(str(folder / "library.so"))
+
+    return load
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Small tensors gain little from threads, and on busy cores threads wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,9 +12,11 @@ from hypothesis import strategies as st
 from kernels.agreement import check, stray_logits
 from kernels.heads.markov import MarkovHead
 from kernels.reference import walk
+from kernels.sampling import Draws, draw, gumbel_scores, is_sampled
 from kernels.synthetic import synthetic_inputs
-from kernels.walk import NanRule, Rounding, WalkInputs
+from kernels.walk import NanRule, NoiseRule, Rounding, WalkInputs
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 BF16 = torch.bfloat16
 EXACT = [Rounding.TWICE, Rounding.ONCE, Rounding.NEVER, Rounding.INT8]
 ROUNDED = [Rounding.TWICE, Rounding.ONCE, Rounding.NEVER]
@@ -166,6 +170,106 @@ def test_stray_logits_are_counted() -> None:
     logits[1, 2, 0] += 1.0
     assert stray_logits(logits, result.tokens, head, inputs, Rounding.TWICE) == 3
     assert stray_logits(inputs.base_logits, result.tokens, head, inputs, Rounding.TWICE) > 100
+
+
+def mixed_inputs(vocab: int, steps: int, seed: int = 0, base_std: float = 2.0) -> WalkInputs:
+    """Five requests: greedy, T = 1, NaN (greedy), T = 0.6, T = 2."""
+    inputs = synthetic_inputs(vocab, steps, 5, seed, base_std=base_std)
+    return replace(inputs, temperature=torch.tensor([0.0, 1.0, torch.nan, 0.6, 2.0]))
+
+
+SAMPLED_ROWS = (1, 3, 4)
+
+
+@pytest.mark.parametrize("noise", [NoiseRule.GUMBEL, NoiseRule.GROUPS])
+@pytest.mark.parametrize("rounding", EXACT)
+def test_a_drawn_walk_agrees_with_its_own_noise_only(noise: NoiseRule, rounding: Rounding) -> None:
+    head, inputs = MarkovHead.synthetic(203, 16, 0), mixed_inputs(203, 6)
+    tokens = walk(head, inputs, rounding, noise=noise, round=7).tokens
+    agreement = check(tokens, head, inputs, rounding, noise=noise, round=7)
+    assert (agreement.tokens, agreement.mismatches, agreement.near_ties, agreement.worst_gap) == (30, 0, 0, 0.0)
+    other = NoiseRule.GROUPS if noise is NoiseRule.GUMBEL else NoiseRule.GUMBEL
+    for wrong in (
+        check(tokens, head, inputs, rounding, noise=noise, round=8),
+        check(tokens, head, inputs, rounding, noise=other, round=7),
+        check(tokens, head, replace(inputs, seed=inputs.seed + 1), rounding, noise=noise, round=7),
+        check(tokens, head, replace(inputs, temperature=inputs.temperature * 1.5), rounding, noise=noise, round=7),
+    ):
+        assert wrong.mismatches > 2
+    with pytest.raises(ValueError, match="or `noise`"):
+        check(tokens, head, inputs, rounding)
+
+
+@pytest.mark.parametrize("noise", list(NoiseRule))
+@pytest.mark.parametrize("row", range(5))
+def test_a_planted_wrong_token_of_a_mixed_batch_is_caught(noise: NoiseRule, row: int) -> None:
+    """Also under LIBRARY: there a wrong token of a sampled row is one that cannot be drawn."""
+    head, inputs = MarkovHead.synthetic(203, 16, 0), mixed_inputs(203, 4)
+    inputs.base_logits[:, 2, 9], inputs.base_logits[:, 2, 11] = -torch.inf, torch.nan
+    drawn = NoiseRule.GUMBEL if noise is NoiseRule.LIBRARY else noise
+    right = walk(head, inputs, Rounding.INT8, noise=drawn, round=1).tokens
+    assert check(right, head, inputs, Rounding.INT8, noise=noise, round=1).ok
+    for token in (9, 11, -1, 203):
+        tokens = right.clone()
+        tokens[row, 2] = token
+        tokens[row, 3] = walk(head, inputs, Rounding.INT8, teacher=tokens, noise=drawn, round=1).tokens[row, 3]
+        agreement = check(tokens, head, inputs, Rounding.INT8, noise=noise, round=1)
+        assert agreement.mismatches == 1
+        assert f"request {row} step 2: token {token} " in agreement.reason
+
+
+def test_library_noise_frees_sampled_rows_within_the_support_only() -> None:
+    head, inputs = MarkovHead.synthetic(203, 16, 0), mixed_inputs(203, 1)
+    inputs.base_logits[3] = -torch.inf
+    for row in range(5):
+        tokens = walk(head, inputs, Rounding.TWICE, noise=NoiseRule.GUMBEL).tokens
+        tokens[row, 0] = (tokens[row, 0] + 1) % 203
+        free = row in SAMPLED_ROWS and row != 3  # request 3 has nobody to draw: only token 0 is right
+        assert check(tokens, head, inputs, Rounding.TWICE, noise=NoiseRule.LIBRARY).ok == free
+        wrong = check(tokens, head, inputs, Rounding.TWICE, exact=True, noise=NoiseRule.GUMBEL)
+        assert not wrong.ok
+        assert (wrong.worst_gap > 0) == (row not in SAMPLED_ROWS), "a gap of logits says nothing of a drawn token"
+
+
+def test_fp32_sums_in_another_order_pass_for_the_gumbel_rule() -> None:
+    head, inputs = MarkovHead.synthetic(97, 64, 1), mixed_inputs(97, 8, 1, base_std=0.01)
+    for round in range(8):
+        tokens, previous = torch.empty(5, 8, dtype=torch.int64), inputs.anchor
+        for step in range(8):
+            bias = (head.w1[previous].float()[:, None, :] * head.w2.float()[None]).flip(2).cumsum(2)[..., -1]
+            logits = (inputs.base_logits[:, step].float() + bias).bfloat16().float()
+            previous = tokens[:, step] = draw(logits, inputs.temperature, inputs.seed, step, round, NoiseRule.GUMBEL)
+        agreement = check(tokens, head, inputs, Rounding.ONCE, noise=NoiseRule.GUMBEL, round=round)
+        assert agreement.ok, agreement.reason
+        assert not check(tokens, head, inputs, Rounding.ONCE, noise=NoiseRule.GUMBEL, round=round + 1).ok
+
+
+def test_a_near_tie_of_scores_is_granted_by_the_gumbel_rule_alone() -> None:
+    """257 lies on a bf16 boundary: the oracle sees 256, a kernel may see 258. So token 0 may win while its noise is less than 2 behind."""
+    head, inputs = one_step([257.0, 256.0], dtype=torch.float32)
+    found = set()
+    for seed in range(40):
+        inputs = replace(inputs, temperature=torch.ones(1), seed=torch.tensor([seed]))
+        behind = gumbel_scores(torch.zeros(1, 2), Draws.of(inputs.temperature, inputs.seed, 0, 0))[0].diff().item()
+        agreement = check(chosen(0), head, inputs, Rounding.ONCE, noise=NoiseRule.GUMBEL)
+        assert (agreement.ok, agreement.near_ties) == (behind < 2, int(0 < behind < 2)), seed
+        found.add((agreement.ok, agreement.near_ties))
+        allowed = [check(chosen(token), head, inputs, Rounding.ONCE, noise=NoiseRule.GROUPS).ok for token in (0, 1)]
+        assert sum(allowed) == 1
+    assert found == {(True, 0), (True, 1), (False, 0)}
+
+
+def test_stray_logits_of_sampled_rows_alone() -> None:
+    head, inputs = MarkovHead.synthetic(61, 16, 0), mixed_inputs(61, 3)
+    result = walk(head, inputs, Rounding.INT8, keep_logits=True, noise=NoiseRule.GUMBEL)
+    assert result.logits is not None
+    sampled = is_sampled(inputs.temperature)
+    assert sampled.nonzero().flatten().tolist() == list(SAMPLED_ROWS)
+    logits = result.logits.bfloat16() * sampled[:, None, None]  # greedy rows stay zero
+    assert stray_logits(logits, result.tokens, head, inputs, Rounding.INT8, sampled) == 0
+    assert stray_logits(logits, result.tokens, head, inputs, Rounding.INT8) > 300
+    logits[4, 1, 2] += 1.0
+    assert stray_logits(logits, result.tokens, head, inputs, Rounding.INT8, sampled) == 1
 
 
 def test_wrong_shapes_are_errors() -> None:

@@ -26,6 +26,7 @@ class PaperDriver:
     """The calls `kernels.driver` makes, in order; types and enumerations are the real ones."""
 
     ctas_per_sm: int = 1
+    clusters: int = 66
     fails: str = ""
     calls: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
 
@@ -41,6 +42,7 @@ class PaperDriver:
                 "cuModuleLoadData": "module",
                 "cuModuleGetFunction": "function",
                 "cuOccupancyMaxActiveBlocksPerMultiprocessor": self.ctas_per_sm,
+                "cuOccupancyMaxActiveClusters": self.clusters,
             }
             code = INVALID if name == self.fails else OK
             if name == "cuLaunchKernelEx" and code == OK:
@@ -98,6 +100,28 @@ def test_a_plain_launch_is_not_cooperative_and_asks_no_occupancy(paper: PaperDri
     Function(kernel(), LaunchShape(1, 1)).launch(Params())
     assert paper.named("cuLaunchKernelEx")[0][0].numAttrs == 0
     assert paper.named("cuOccupancyMaxActiveBlocksPerMultiprocessor") == []
+
+
+def test_a_cluster_launch_is_cooperative_too(paper: PaperDriver) -> None:
+    Function(kernel(), LaunchShape(132, 256, 1000, cooperative=True, cluster=2)).launch(Params())
+    ((config, *_),) = paper.named("cuLaunchKernelEx")
+    cluster, cooperative = config.attrs
+    assert config.numAttrs == 2
+    assert cluster.id == REAL.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    assert (cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z) == (2, 1, 1)
+    assert cooperative.id == REAL.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+    assert cooperative.value.cooperative == 1
+
+
+def test_clusters_that_do_not_fit_are_refused_before_launch(paper: PaperDriver) -> None:
+    paper.clusters = 32
+    with pytest.raises(
+        Unsupported, match=r"^walk needs 33 clusters of 4 resident at once; this GPU holds 32 of them; take smaller clusters"
+    ):
+        Function(kernel(), LaunchShape(132, 256, cluster=4))
+    with pytest.raises(Unsupported, match=r"^walk: 66 CTAs are no whole number of clusters of 4\.$"):
+        Function(kernel(), LaunchShape(66, 256, cluster=4))
+    Function(kernel(), LaunchShape(128, 256, cluster=4))
 
 
 def test_the_kernel_is_given_the_bytes_of_the_params(paper: PaperDriver) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,8 +11,9 @@ from hypothesis import strategies as st
 
 from kernels.heads.markov import MarkovHead
 from kernels.reference import greedy, walk
+from kernels.sampling import draw
 from kernels.synthetic import synthetic_inputs
-from kernels.walk import NanRule, Rounding, WalkInputs
+from kernels.walk import NanRule, NoiseRule, Rounding, WalkInputs
 
 BF16 = torch.bfloat16
 EXACT = [Rounding.TWICE, Rounding.ONCE, Rounding.NEVER, Rounding.INT8]
@@ -154,6 +157,31 @@ def test_a_teacher_is_followed_and_clamped() -> None:
         assert tokens[step] == logits.argmax()
 
 
+@pytest.mark.parametrize("noise", [NoiseRule.GUMBEL, NoiseRule.GROUPS])
+@pytest.mark.parametrize("rounding", EXACT)
+def test_a_drawn_walk_is_the_recurrence_of_draws(noise: NoiseRule, rounding: Rounding) -> None:
+    head, inputs = MarkovHead.synthetic(83, 8, 0, w2_std=0.5), synthetic_inputs(83, 5, 4, 0)
+    inputs = replace(inputs, temperature=torch.tensor([1.0, 0.0, torch.nan, 0.5]), seed=torch.tensor([3, 3, 3, -1]))
+    result = walk(head, inputs, rounding, keep_logits=True, noise=noise, round=6)
+    assert result.logits is not None
+    previous = inputs.anchor
+    for step in range(5):
+        logits = head.step_logits(previous, inputs.base_logits[:, step], rounding)
+        previous = draw(logits, inputs.temperature, inputs.seed, step, 6, noise)
+        assert torch.equal(previous, result.tokens[:, step])
+        assert torch.equal(logits, result.logits[:, step])
+    assert torch.equal(result.tokens[1:3], walk(head, replace(inputs, temperature=torch.zeros(4)), rounding).tokens[1:3])
+    assert torch.equal(walk(head, inputs, rounding, teacher=result.tokens, noise=noise, round=6).tokens, result.tokens)
+    assert not torch.equal(walk(head, inputs, rounding, noise=noise, round=7).tokens[[0, 3]], result.tokens[[0, 3]])
+
+
+def test_greedy_rows_of_a_drawn_walk_keep_their_nan_rule() -> None:
+    inputs = inputs_of(torch.tensor([[[1.0, torch.nan, 3.0]]] * 2, dtype=BF16), [0, 0])
+    inputs = replace(inputs, temperature=torch.tensor([0.0, 1e-5]))
+    for rule, token in ((NanRule.LOSES, 2), (NanRule.WINS, 1)):
+        assert walk(silent_head(3), inputs, Rounding.TWICE, rule, noise=NoiseRule.GUMBEL).tokens.flatten().tolist() == [token, 2]
+
+
 def test_what_the_oracle_refuses() -> None:
     head = MarkovHead.synthetic(8, 4)
     with pytest.raises(ValueError, match=r"vocab 9 .* 8 tokens"):
@@ -162,6 +190,8 @@ def test_what_the_oracle_refuses() -> None:
         walk(head, synthetic_inputs(8, 1, temperature=0.7), Rounding.TWICE)
     with pytest.raises(ValueError, match="no oracle"):
         walk(head, synthetic_inputs(8, 1), Rounding.APPROXIMATE)
+    with pytest.raises(ValueError, match="'library' cannot be repeated"):
+        walk(head, synthetic_inputs(8, 1, temperature=0.7), Rounding.TWICE, noise=NoiseRule.LIBRARY)
     assert walk(head, synthetic_inputs(8, 1, temperature=float("nan")), Rounding.TWICE).tokens.numel() == 1  # NaN means greedy
 
 

@@ -1,6 +1,7 @@
 // The latent u = W1[token] of one step: its record in global memory and its place in shared memory.
 //
-// A latent's place is a slot, named by its byte offset: the current one and candidates for the next share `kLatentSlots`.
+// A latent's place is a slot, named by its byte offset: the current one and candidates for the next share `kLatentSlots`. Every request of
+// the batch has its own slots.
 //
 // int8: a record is 528 bytes, plane hi (256), plane lo (256), the fp32 scale of lo, padding. In shared memory the planes lie 320 bytes
 // apart: the four lanes t = 0..3 of an mma.sync fragment read 16-byte chunks t, t + 4, t + 8, t + 12 of two planes, eight different groups
@@ -31,8 +32,8 @@ struct LatentInt8 {
 
   __device__ float scale(int slot) const { return *reinterpret_cast<const float*>(smem + slot + 2 * kPlaneStride); }
 
-  // The B operand of mma.sync, in the order kernels/packing.py packs A: lane (g, t) holds plane g % 2 (column g) and reads chunks t + 4 i,
-  // at 4 i here; each serves two k-steps.
+  // The B operand of mma.sync, in the order kernels/packing.py packs A: lane (g, t) holds plane g % 2 of its column's request and reads chunks
+  // t + 4 i, at 4 i here; each serves two k-steps.
   __device__ const uint4* chunks(int slot) const {
     const int lane = threadIdx.x % 32;
     return reinterpret_cast<const uint4*>(smem + slot + lane / 4 % 2 * kPlaneStride + lane % 4 * 16);
@@ -56,7 +57,7 @@ struct LatentBf16 {
     copy_async_16(smem + slot + threadIdx.x % 32 * 16, record + threadIdx.x % 32 * 16);
   }
 
-  // The B operand of mma.sync: every column holds the same latent, lane (g, t) reads chunks t + 4 i, at 4 i here; each serves two k-steps.
+  // The B operand of mma.sync: lane (g, t) reads chunks t + 4 i of its column's latent, at 4 i here; each serves two k-steps.
   __device__ const uint4* chunks(int slot) const { return reinterpret_cast<const uint4*>(smem + slot) + threadIdx.x % 4; }
 
   __device__ static void prefetch(const uint8_t* record) {

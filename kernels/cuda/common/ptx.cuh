@@ -26,6 +26,43 @@ __device__ inline void mma_bf16(float (&d)[4], const uint4& a, uint32_t b0, uint
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 
+// 9.7.15.5.1: D[64,64] (+)= A[64,32] B[32,64], int8 in, int32 out, asynchronous; A in registers, B in shared memory (`wgmma_operand`). All
+// 128 threads of a warpgroup; D may not be touched before wgmma_wait.
+template <bool kAccumulate>
+__device__ inline void wgmma_s8_n64(int32_t (&d)[32], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint64_t b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, %37;"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]), "+r"(d[4]), "+r"(d[5]), "+r"(d[6]), "+r"(d[7]), "+r"(d[8]), "+r"(d[9]), "+r"(d[10]), "+r"(d[11]), "+r"(d[12]), "+r"(d[13]), "+r"(d[14]), "+r"(d[15]), "+r"(d[16]), "+r"(d[17]), "+r"(d[18]), "+r"(d[19]), "+r"(d[20]), "+r"(d[21]), "+r"(d[22]), "+r"(d[23]), "+r"(d[24]), "+r"(d[25]), "+r"(d[26]), "+r"(d[27]), "+r"(d[28]), "+r"(d[29]), "+r"(d[30]), "+r"(d[31])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "n"(kAccumulate));
+}
+// 9.7.15.7.1 to 9.7.15.7.3: order register operands before the MMAs that read them, end a group of MMAs, wait for all groups.
+__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ inline void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+
+// 9.7.15.5.1.2.2: the descriptor of a K-major operand in 8 x 16-byte core matrices without swizzle; distances between neighbouring core
+// matrices along K (`k_bytes`) and along the rows (`row_bytes`).
+__device__ inline uint64_t wgmma_operand(const void* shared, uint32_t k_bytes, uint32_t row_bytes) {
+  return (smem_address(shared) >> 4 & 0x3FFF) | static_cast<uint64_t>(k_bytes >> 4) << 16 | static_cast<uint64_t>(row_bytes >> 4) << 32;
+}
+
+// 9.7.13.1: a barrier with `threads` arrivals, some of which wait; `id` 1 to 15.
+__device__ inline void named_barrier_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+__device__ inline void named_barrier_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+
+// 9.7.9.25.4.1: a bulk copy to shared memory under an L2 policy; `barrier` counts its bytes.
+__device__ inline void copy_bulk(void* shared, const void* global, uint32_t bytes, uint64_t* barrier, uint64_t policy) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+                   smem_address(shared)),
+               "l"(global), "r"(bytes), "r"(smem_address(barrier)), "l"(policy)
+               : "memory");
+}
+// 9.7.9.25.4.3: start bringing a range into L2; address and size are multiples of 16.
+__device__ inline void prefetch_bulk_l2(const void* global, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+}
+
 // 9.7.9.25.3.1: 16 or 4 bytes from global to shared memory without a register; .cg keeps them out of L1.
 __device__ inline void copy_async_16(void* shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(smem_address(shared)), "l"(global) : "memory");
@@ -34,6 +71,9 @@ __device__ inline void copy_async_4(void* shared, const void* global) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(smem_address(shared)), "l"(global) : "memory");
 }
 __device__ inline void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// 9.7.9.25.3.2, 9.7.9.25.3.3: end a group of this thread's copies; wait until at most the newest group is under way.
+__device__ inline void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ inline void copy_async_wait_older() { asm volatile("cp.async.wait_group 1;" ::: "memory"); }
 
 // 10.29: the wall clock in nanoseconds, the same for all SMs; it ticks coarsely.
 __device__ inline uint64_t globaltimer_ns() {
@@ -78,6 +118,17 @@ __device__ inline uint4 load_relaxed_x4(const uint32_t* global) {
   asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(global) : "memory");
   return v;
 }
+// 9.7.9.8: one 8-byte word; the acquiring load sees all that came before the release it reads from.
+__device__ inline uint64_t load_relaxed(const uint64_t* global) {
+  uint64_t v;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(global) : "memory");
+  return v;
+}
+__device__ inline uint64_t load_acquire(const uint64_t* global) {
+  uint64_t v;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(global) : "memory");
+  return v;
+}
 // 9.7.9.12
 __device__ inline void store_relaxed(uint32_t* global, uint32_t value) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(global), "r"(value) : "memory");
@@ -91,6 +142,9 @@ __device__ inline void red_max_relaxed(uint64_t* global, uint64_t value) {
 }
 __device__ inline void red_add_relaxed(uint64_t* global, uint64_t value) {
   asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(global), "l"(value) : "memory");
+}
+__device__ inline void red_add_release(uint64_t* global, uint64_t value) {
+  asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(global), "l"(value) : "memory");
 }
 
 }  // namespace wts

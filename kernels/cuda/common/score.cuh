@@ -9,10 +9,21 @@ namespace wts {
 // bf16 is the upper half of an fp32.
 __device__ inline float widen(uint16_t bf16_bits) { return __uint_as_float(static_cast<uint32_t>(bf16_bits) << 16); }
 
-// Two fp32 to bf16 (nearest even) and back, in one conversion.
-__device__ inline void round_bf16(float& low, float& high) {
+// Two fp32 to bf16 (nearest even), in one conversion; `low` in the lower half.
+__device__ inline uint32_t pack_bf16(float low, float high) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  const uint32_t bits = *reinterpret_cast<const uint32_t*>(&pair);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+// The larger of each half, NaN losing to any number.
+__device__ inline uint32_t max_bf16x2(uint32_t a, uint32_t b) {
+  const __nv_bfloat162 larger = __hmax2(*reinterpret_cast<const __nv_bfloat162*>(&a), *reinterpret_cast<const __nv_bfloat162*>(&b));
+  return *reinterpret_cast<const uint32_t*>(&larger);
+}
+
+// Two fp32 to bf16 and back.
+__device__ inline void round_bf16(float& low, float& high) {
+  const uint32_t bits = pack_bf16(low, high);
   low = __uint_as_float(bits << 16);
   high = __uint_as_float(bits & 0xFFFF0000u);
 }

@@ -1,7 +1,8 @@
-// The loop every persistent walk shares. An engine scores the rows of its CTA; the loop finds the token, feeds it back and goes on.
+// The loop of the walks that use mma.sync. An engine scores the rows of its CTA; the loop finds the tokens, feeds them back and goes on.
 //
-// An engine offers: kThreads, kRows (of a CTA), Latent, `latent`, `shared` (its LoopState), `load()`, `score(step)`.
-// A step costs one exchange, which the first warp makes while the others wait.
+// An engine offers: kThreads, kRows (of a CTA), kBatch (requests: 1, 2 or 4), Key, Latent, `latent(request)`, `shared` (its LoopState),
+// `load(round)`, `score(step)` and `meanwhile(step)`. Lane (g, t) of a warp scores for request t % kBatch.
+// A step costs one exchange: warp r makes it for request r while the others do in `meanwhile` what does not depend on the token.
 #pragma once
 #include "common/exchange.cuh"
 #include "common/params.cuh"
@@ -9,9 +10,10 @@
 namespace wts {
 
 // What the warps of a CTA tell each other, in shared memory.
+template <int kBatch, class Key>
 struct LoopState {
-  uint32_t warp_key[32];
-  int latent_slot;  // byte offset of the current latent
+  typename Key::Bits best[kBatch][32];  // of every warp
+  int latent_slot[kBatch];              // byte offset of the current latent
 };
 
 // The record of a token; ids past the vocabulary (padding rows) are clamped.
@@ -20,8 +22,7 @@ __device__ const uint8_t* latent_record(const Params& p, uint32_t token) {
   return p.latents + static_cast<uint64_t>(min(token, static_cast<uint32_t>(p.latent_vocab - 1))) * Latent::kRecordBytes;
 }
 
-// Stamp `index` of the clocks: SM cycles for resolution, nanoseconds because the SM clock under load need not be the one seen beside a
-// sample.
+// Stamp `index` of the clocks: SM cycles for resolution, nanoseconds because the SM clock inside a walk is not the one seen beside a sample.
 template <bool kClocks>
 __device__ void stamp(const Params& p, int index) {
   if constexpr (kClocks) {
@@ -34,42 +35,53 @@ __device__ void stamp(const Params& p, int index) {
 template <bool kClocks, class Exchange, class Engine>
 __device__ void walk_loop(Engine& engine, const Params& p) {
   using Latent = typename Engine::Latent;
+  using Key = typename Engine::Key;
+  constexpr int kBatch = Engine::kBatch, kWarps = Engine::kThreads / 32;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const bool reports = blockIdx.x == 0 && threadIdx.x == 0;
-  const Exchange exchange{p.mail, warp == 0 ? *p.round : 0, gridDim.x};
+  const int request = kBatch == 1 ? 0 : warp;
+  const bool exchanges = kBatch == 1 ? warp == 0 : warp < p.batch;
+  const bool reports = blockIdx.x == 0 && lane == 0;
+  const uint32_t round = *p.round;
+  const Exchange exchange{p.mail, round, gridDim.x};
   if (warp == 0) exchange.begin();
-  if (threadIdx.x == 0) engine.shared.latent_slot = 0;
+  if (threadIdx.x < kBatch) engine.shared.latent_slot[threadIdx.x] = 0;
   // The anchor's latent is two dependent loads: ahead of 39 MB of weights.
-  if (warp == 0)
-    engine.latent.fetch(0, latent_record<Latent>(p, static_cast<uint32_t>(max(int64_t{0}, min(*p.anchor, int64_t{0x7FFFFFFF})))));
-  engine.load();
+  if (exchanges)
+    engine.latent(request).fetch(
+        0, latent_record<Latent>(p, static_cast<uint32_t>(max(int64_t{0}, min(p.anchor[request], int64_t{0x7FFFFFFF})))));
+  engine.load(round);
   stamp<kClocks>(p, 0);
   int slot = 0;
   for (int step = 0; step < p.steps; step++) {
-    const uint32_t warp_key = __reduce_max_sync(~0u, engine.score(step).key());
-    if (lane == 0) engine.shared.warp_key[warp] = warp_key;
+    const auto warp_key = Key::template over_warp<kBatch>(Key::of(engine.score(step)));
+    if (lane < kBatch) engine.shared.best[lane][warp] = warp_key;
     __syncthreads();  // all keys are there
-    if (warp == 0) {
-      const uint32_t key = __reduce_max_sync(~0u, lane < Engine::kThreads / 32 ? engine.shared.warp_key[lane] : 0);
-      exchange.post(step, key);
+    if (exchanges) {
+      const auto key = Key::template over<kWarps>(engine.shared.best[request][lane]);
+      exchange.post(step, key, request);
       const auto record = [&](uint32_t cta, uint32_t row) { return latent_record<Latent>(p, cta * Engine::kRows + row); };
       // One of the CTAs' winners is the token: its W1 row starts on its way from HBM to L2 while they agree. (Every warp's winner: eight
       // times the rows for 0.1 us less head start, slower.)
-      Latent::prefetch(record(blockIdx.x, key_row(key)));
+      Latent::prefetch(record(blockIdx.x, key_row(static_cast<uint32_t>(key))));
       int fetched = 0;
-      const Winner winner = exchange.wait(step, [&](Winner leader) {
-        if (++fetched > Latent::kSlots - 1) copy_async_wait();  // a slot is free again only when its copy has landed
-        engine.latent.fetch((slot + fetched) % Latent::kSlots * Latent::kSlotBytes, record(leader.cta, leader.row));
-      });
+      const Winner winner = exchange.wait(
+          step,
+          [&](Winner leader) {
+            if (++fetched > Latent::kSlots - 1) copy_async_wait();  // a slot is free again only when its copy has landed
+            engine.latent(request).fetch((slot + fetched) % Latent::kSlots * Latent::kSlotBytes, record(leader.cta, leader.row));
+          },
+          request);
       slot = (slot + fetched) % Latent::kSlots;
-      if (lane == 0) engine.shared.latent_slot = slot * Latent::kSlotBytes;
-      if (reports) p.tokens[step] = winner.cta * Engine::kRows + winner.row;
+      if (lane == 0) engine.shared.latent_slot[request] = slot * Latent::kSlotBytes;
+      if (reports) p.tokens[request * p.tokens_request_stride + step] = winner.cta * Engine::kRows + winner.row;
       stamp<kClocks>(p, step + 1);
       copy_async_wait();
+    } else {
+      engine.meanwhile(step);
     }
-    __syncthreads();  // the next latent is there
+    __syncthreads();  // the next latents are there
   }
-  if (reports) *p.round += 1;
+  if (blockIdx.x == 0 && threadIdx.x == 0) *p.round = round + 1;
 }
 
 // The body of a kernel: an engine over the CTA's dynamic shared memory, and the loop.
@@ -77,7 +89,7 @@ template <class Engine, bool kClocks, class Exchange>
 __device__ void run_walk(const Params& p) {
   extern __shared__ __align__(128) uint8_t dynamic_smem[];
   auto& smem = *reinterpret_cast<typename Engine::Smem*>(dynamic_smem);
-  Engine engine{p, smem, smem.shared, {smem.latent}};
+  Engine engine{p, smem, smem.shared};
   walk_loop<kClocks, Exchange>(engine, p);
 }
 
