@@ -50,7 +50,7 @@ def capacities(device: DeviceSpec) -> dict[str, int]:
 
 
 def _used(device: DeviceSpec, head: Footprint, steps: int) -> tuple[dict[str, int], str]:
-    """Bytes by tier. HBM keeps the int8 W2 with its scales, and W1 in bf16; nothing is streamed, so L2 is left to the base logits."""
+    """Bytes by tier. HBM keeps the int8 W2 with its scales, and W1 in bf16; L2 what is streamed at every step, if anything."""
     try:
         placed = placement.plan(head.vocab, head.rank, device, steps=steps)
     except Unsupported as error:
@@ -59,5 +59,6 @@ def _used(device: DeviceSpec, head: Footprint, steps: int) -> tuple[dict[str, in
     return {
         "registers": placed.register_bytes,
         "shared_memory": placed.ctas * placed.smem_bytes_per_cta,
+        "l2": placed.streamed_bytes,
         "hbm": weights + head.vocab * head.rank * 2,
     }, ""

@@ -146,6 +146,14 @@ class StepSlope:
 
 
 @dataclass(frozen=True)
+class Placement(StepSlope):
+    """What a step and the entry cost the resident walk by where its W2 lives: a step_slope over splits, and their plans beside it."""
+
+    name: str = "placement"
+    steps: tuple[int, ...] = (1, 7, 16)
+
+
+@dataclass(frozen=True)
 class WalkLatency:
     """What one call costs each arm, by steps, batch and temperature: a cell's arms interleaved, every replica a fresh process.
 
@@ -247,7 +255,7 @@ class Exchange:
             raise ValueError(f"ctas: from 2 to 256 CTAs can agree; got {list(self.ctas)}")
 
 
-Experiment = Smoke | StepSlope | ToyWalk | Capacity | PackingMap | Exchange | WalkLatency
+Experiment = Smoke | StepSlope | ToyWalk | Capacity | PackingMap | Exchange | WalkLatency | Placement
 EXPERIMENTS: dict[str, type[Experiment]] = {
     "smoke": Smoke,
     "step_slope": StepSlope,
@@ -256,6 +264,7 @@ EXPERIMENTS: dict[str, type[Experiment]] = {
     "packing_map": PackingMap,
     "exchange": Exchange,
     "walk_latency": WalkLatency,
+    "placement": Placement,
 }
 
 

@@ -67,7 +67,8 @@ def run_replica(plan: Plan, replica: int) -> Outcome:
         found.tables["cells"] += failed + measured.cells
         found.resources.update({f"{arm.label}.{cell}": asdict(arm.prepared.resources) for arm in arms})
         notes.update(measured.notes)
-    found.protocol.update(protocol(ask.timing, stopwatch, ask.replicas, sorted(notes)))
+    how = {"cells": "one after another, in an order of each replica's own; a cell's arms are prepared for it alone and timed interleaved"}
+    found.protocol.update(protocol(ask.timing, stopwatch, ask.replicas, sorted(notes)) | how)
     return found
 
 

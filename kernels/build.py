@@ -27,6 +27,10 @@ class BuildError(RuntimeError):
     """A kernel that does not compile, or spills without leave. The message holds the compiler's words."""
 
 
+class SpillError(BuildError):
+    """A kernel that needs more registers than there are."""
+
+
 @dataclass(frozen=True)
 class Kernel:
     """A compiled kernel and what ptxas says of it. Sizes in bytes; registers and spills per thread."""
@@ -45,7 +49,8 @@ def build(source: str, entry: str, arch: str, *, allow_spills: bool = False) -> 
     """Compile `source` for `arch` ("sm_90a") and return its kernel `entry`.
 
     Raises:
-        BuildError: NVRTC is missing, the source does not compile, or registers spill while `allow_spills` is false.
+        BuildError: NVRTC is missing or the source does not compile.
+        SpillError: registers spill while `allow_spills` is false.
     """
     options = _options(arch)
     closure = source_closure(source)
@@ -54,7 +59,7 @@ def build(source: str, entry: str, arch: str, *, allow_spills: bool = False) -> 
     cached = _cache_dir() / key
     kernel = _load(cached) or _store(cached, _compile(source, entry, arch, options, source_sha256))
     if kernel.spill_bytes and not allow_spills:
-        raise BuildError(
+        raise SpillError(
             f"{entry} for {arch} spills {kernel.spill_bytes} bytes a thread at {kernel.registers} registers; "
             "ask for less (resident_sm90: a smaller rf_tiles; streaming_sm90: a smaller depth), or allow it with allow_spills=true."
         )

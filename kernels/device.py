@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from kernels.walk import Unsupported
+from kernels.unsupported import Unsupported
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs" / "device"
 

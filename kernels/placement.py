@@ -10,18 +10,20 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kernels.device import DeviceSpec
-from kernels.walk import Unsupported
+from kernels.unsupported import Unsupported
 
 RANK = 256
 WARPS = 8  # a CTA of walk_resident.cuh; 255 registers a thread leave room for exactly these
 TILE_ROWS = 16  # of mma.sync
-SMALL_BATCH = 4  # requests that walk_resident.cuh serves: the eight columns of an MMA are four requests in two int8 planes
+SMALL_BATCH = 4  # the eight columns of an MMA are four requests in two int8 planes
+GREEDY_BATCH = 16  # requests that walk_resident.cuh serves if all are greedy: four column blocks; above that walk_batched.cuh is faster
 MAX_BATCH = 64  # requests that walk_batched.cuh serves
 BATCHED_TILE_ROWS = 64
-LATENT_BYTES = {"int8": 4 * (2 * 320 + 16), "bf16": 4 * 512}  # of a request: four slots, kernels/cuda/common/latent.cuh
+LATENT_BYTES = {"int8": 2 * 320 + 16, "bf16": 512}  # of a slot, kernels/cuda/common/latent.cuh
 LOOP_BYTES = 144  # LoopState and the load barrier of a batch-1 greedy walk, kernels/cuda/common/walk_loop.cuh
 ROW_BYTES = {"int8": RANK, "bf16": 2 * RANK}
 MAX_REGISTER_TILES = {"int8": 6, "bf16": 3}  # a warp; one more spills, see "Measured facts" in CONTRIBUTING.md
+_FEWER_REGISTER_TILES = {8: 1, 16: 2}  # requests -> tiles whose registers the other column blocks need
 UNIT_BYTES = 4096  # what walk_resident.cuh streams at once: 16 rows of int8 or half of those of bf16
 _STAGES = 2  # streamed units of a warp in flight
 _RING_STAGES = 4  # streamed tiles of a CTA in flight, 16 KB each: one for each warpgroup
@@ -42,7 +44,7 @@ class Placement:
 
     steps:      the longest walk
     base_slots: steps of base logits that shared memory holds at once
-    requests:   1, 2 or 4
+    requests:   1, 2, 4, 8 or 16
     """
 
     vocab: int
@@ -66,18 +68,19 @@ class Placement:
     def places(self) -> tuple[Place, ...]:
         """Where each tile of a warp lives, in the order of its rows.
 
-        walk_resident.cuh works through groups of up to four tiles: a share of the register tiles, then a share of the others, among
+        walk_resident.cuh works through groups of up to four tiles (two with 8 requests, one with 16): a share of the register tiles, then a share of the others, among
         which the streamed ones stand evenly. A lane's rows must rise from group to group, so that the first of equal logits is the
         lowest row: hence this order.
         """
-        groups, far = -(-self.tiles // 4), self.smem_tiles + self.streamed_tiles
+        groups, far = -(-self.tiles // min(4, max(16 // self.requests, 1))), self.smem_tiles + self.streamed_tiles
         others = [
             Place.STREAMED if (i + 1) * self.streamed_tiles // far > i * self.streamed_tiles // far else Place.SHARED for i in range(far)
         ]
         order: list[Place] = []
         for group in range(groups):
-            order += [Place.REGISTERS] * _share(self.register_tiles, group, groups)
-            order += others[group * far // groups : (group + 1) * far // groups]
+            first, end = (edge * self.tiles // groups for edge in (group, group + 1))
+            share = others[first * far // self.tiles : end * far // self.tiles]
+            order += [Place.REGISTERS] * (end - first - len(share)) + share
         return tuple(order)
 
     @property
@@ -110,7 +113,7 @@ class Placement:
         parts = [
             (max(WARPS * self.smem_tiles * self.tile_bytes, 128), 128),
             (max(WARPS * self.stages * UNIT_BYTES, 128), 128),
-            (requests * LATENT_BYTES[self.weights], 16),
+            (requests * latent_slots(requests) * LATENT_BYTES[self.weights], 16),
             (4 * rows if self.weights == "int8" else 16, 16),
             (4 * requests * rows if self.sampling else 16, 16),
             (_aligned(requests * 32 * (8 if self.sampling else 4) + 4 * requests, 8 if self.sampling else 4), 8),
@@ -168,8 +171,20 @@ class BatchedPlacement:
     def smem_bytes_per_cta(self) -> int:
         """Dynamic shared memory of a CTA: struct Smem of walk_batched.cuh."""
         slots, requests = self.resident_tiles + self.stages, 32 * self.halves
-        state = 8 * (4 // self.halves) * requests + 4 * requests + 8 * slots + 8 * max(self.stages, 1)
+        members = 4 // self.halves
+        state = (
+            8 * members * requests
+            + _aligned(4 * requests + 4 * members, 16)
+            + 16 * (requests if self.sampling else 1)
+            + 8 * slots
+            + 8 * max(self.stages, 1)
+        )
         return _aligned(slots * BATCHED_TILE_ROWS * RANK + 4 * self.rows_per_cta + state, 128)
+
+
+def latent_slots(requests: int) -> int:
+    """Latents of a request in shared memory at once, as kernels/cuda/common/latent.cuh has it."""
+    return 4 if requests <= 4 else 3
 
 
 def plan(
@@ -185,7 +200,7 @@ def plan(
 ) -> Placement | BatchedPlacement:
     """Place W2 [vocab, rank] for walks of up to `batch` requests and `steps` steps.
 
-    rf_tiles: register tiles a warp, up to four requests; None takes the most that do not spill.
+    rf_tiles: register tiles a warp, where walk_resident.cuh serves; None takes the most that do not spill.
 
     Raises:
         Unsupported: another rank or batch, a device without the instructions, or buffers that do not fit; says by how much and what would serve it.
@@ -200,24 +215,23 @@ def plan(
         )
     if batch > MAX_BATCH:
         raise Unsupported(f"resident_sm90 walks up to {MAX_BATCH} requests; got batch {batch}; split it, or take backend=sglang_folded.")
-    if batch <= SMALL_BATCH:
+    if batch <= SMALL_BATCH or (batch <= GREEDY_BATCH and not sampling and weights == "int8"):
         return _plan_small(vocab, device, steps, batch, sampling, weights, rf_tiles)
     if weights != "int8":
-        raise Unsupported(f"bf16 weights serve up to {SMALL_BATCH} requests; got batch {batch}; take weights=int8 or backend=sglang_folded.")
+        raise Unsupported(
+            f"bf16 weights serve up to {SMALL_BATCH} requests; got batch {batch}; take weights=int8 or backend=sglang_folded."
+        )
     return _plan_batched(vocab, device, steps, batch, sampling)
 
 
-def _plan_small(
-    vocab: int, device: DeviceSpec, steps: int, batch: int, sampling: bool, weights: str, rf_tiles: int | None
-) -> Placement:
+def _plan_small(vocab: int, device: DeviceSpec, steps: int, batch: int, sampling: bool, weights: str, rf_tiles: int | None) -> Placement:
     """Registers first, then shared memory; what is left over is streamed through `stages`, which shared memory must also hold."""
-    most = MAX_REGISTER_TILES[weights]
-    rf_tiles = most if rf_tiles is None else rf_tiles
+    requests = next(n for n in (1, 2, 4, 8, 16) if batch <= n)
+    rf_tiles = MAX_REGISTER_TILES[weights] - _FEWER_REGISTER_TILES.get(requests, 0) if rf_tiles is None else rf_tiles
     if not 0 <= rf_tiles <= 9:
         raise ValueError(f"rf_tiles must be 0 to 9 tiles a warp; got {rf_tiles}.")
     tiles = -(-vocab // (device.sms * WARPS * TILE_ROWS))
     near = min(rf_tiles, tiles)
-    requests = next(n for n in (1, 2, 4) if batch <= n)
     ctas = -(-vocab // (tiles * WARPS * TILE_ROWS))
 
     def placed(smem_tiles: int, stages: int, base_slots: int) -> Placement:
@@ -227,7 +241,8 @@ def _plan_small(
     def fits(placement: Placement) -> bool:
         return placement.smem_bytes_per_cta <= device.smem_bytes_per_cta
 
-    fewest = min(steps, 2)  # one slot in use, one under way
+    # One slot in use, one under way. With 16 requests a slot is as large as a tile of every warp: a step then loads its base logits late.
+    fewest = min(steps, 2) if requests < 16 else 1
     for base_slots in range(steps, fewest - 1, -1):
         if fits(whole := placed(tiles - near, 0, base_slots)):
             return whole
@@ -259,9 +274,13 @@ def _plan_batched(vocab: int, device: DeviceSpec, steps: int, batch: int, sampli
     )
 
 
-def _share(count: int, part: int, parts: int) -> int:
-    return (part + 1) * count // parts - part * count // parts
-
-
 def _aligned(size: int, alignment: int) -> int:
     return -(-size // alignment) * alignment
+
+
+if __name__ == "__main__":
+    import sys
+
+    from kernels.plan_report import main
+
+    sys.exit(main())

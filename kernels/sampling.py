@@ -34,7 +34,8 @@ from kernels.walk import NoiseRule
 _LARGEST = torch.finfo(torch.float32).max
 _COLDEST, _HOTTEST = f32(1e-5), 1e4
 _LOG2_E = f32(1.44269504)
-_CHUNK_ELEMENTS = 1 << 18  # bounds the scratch: 2 MiB of fp64 a temporary
+_CHUNK_ELEMENTS = 1 << 18  # bounds the scratch: 2 MiB of fp64 a temporary, which a CPU's caches hold
+_GPU_CHUNKS = 64  # times that on a GPU, where a chunk costs a thousand launches, whatever its size
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,8 @@ def draw(logits: Tensor, temperature: Tensor, seed: Tensor, step: int, round: in
     tokens = without_nan(logits).argmax(dim=1)
     draws = Draws.of(temperature, seed, step, round)
     hot = is_sampled(temperature).nonzero()[:, 0]
-    for rows in hot.split(max(1, _CHUNK_ELEMENTS // logits.shape[1])):
+    elements = _CHUNK_ELEMENTS * (_GPU_CHUNKS if logits.is_cuda else 1)
+    for rows in hot.split(max(1, elements // logits.shape[1])):
         tokens[rows] = _RULES[rule](logits[rows], draws.rows(rows))
     return tokens
 

@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from kernels.unsupported import Unsupported as Unsupported
+
 if TYPE_CHECKING:
     from kernels.device import DeviceSpec
-
-
-class Unsupported(Exception):
-    """This backend cannot run this walk here. The message is the reason, with the values and, where there is one, the remedy."""
 
 
 class Rounding(StrEnum):

@@ -7,13 +7,13 @@ from typing import ClassVar
 
 import torch
 
-from kernels.build import Kernel, build
+from kernels.build import Kernel, SpillError, build
 from kernels.device import DeviceSpec
 from kernels.driver import LaunchShape
 from kernels.heads.markov import MarkovHead
 from kernels.packing import batched_weights, latent_records, padded_scales, resident_scales, resident_weights
 from kernels.persistent import PersistentWalk, Weights, admit, admit_exchange, cpp, entry_source, load
-from kernels.placement import MAX_BATCH, WARPS, BatchedPlacement, Placement, plan
+from kernels.placement import MAX_BATCH, SMALL_BATCH, WARPS, BatchedPlacement, Placement, plan
 from kernels.quantize import two_planes
 from kernels.registry import register
 from kernels.walk import Head, Limits, NanRule, NoiseRule, Resources, Rounding, Unsupported
@@ -26,7 +26,7 @@ class ResidentOptions:
     """How the resident walk is laid out and watched.
 
     weights:    "int8" (rule INT8) or "bf16" (rule TWICE; up to four requests)
-    rf_tiles:   16-row tiles a warp keeps in registers, up to four requests; None takes the measured best
+    rf_tiles:   16-row tiles a warp keeps in registers, where walk_resident.cuh serves; None takes the most that do not spill
     exchange:   "pair" (fastest; leans on sm_90 hardware) or "mailboxes" (promised by the PTX memory model; one greedy request)
     clocks:     stamp cycles and nanoseconds at every step (up to four requests)
     spin_limit: polls after which a waiting CTA traps; 0 waits for ever
@@ -63,8 +63,8 @@ class ResidentSm90:
     def rounding(self) -> Rounding:
         return Rounding.INT8 if self.options.weights == "int8" else Rounding.TWICE
 
-    def place(self, vocab: int, rank: int, limits: Limits, device: DeviceSpec) -> Placement | BatchedPlacement:
-        """Where W2 lives, under these options."""
+    def place(self, vocab: int, rank: int, limits: Limits, device: DeviceSpec, rf_tiles: int | None = None) -> Placement | BatchedPlacement:
+        """Where W2 lives, under these options; `rf_tiles` where they leave it open."""
         placement = plan(
             vocab,
             rank,
@@ -73,15 +73,30 @@ class ResidentSm90:
             batch=limits.max_batch,
             sampling=limits.sampling,
             weights=self.options.weights,
-            rf_tiles=self.options.rf_tiles,
+            rf_tiles=rf_tiles if self.options.rf_tiles is None else self.options.rf_tiles,
         )
         if self.options.exchange == "mailboxes" and (limits.max_batch > 1 or limits.sampling):
             raise Unsupported(
                 f"exchange=mailboxes serves one greedy request; got max_batch {limits.max_batch}, sampling {limits.sampling}; take exchange=pair."
             )
         if self.options.clocks and isinstance(placement, BatchedPlacement):
-            raise Unsupported(f"clocks=true serves up to four requests; got max_batch {limits.max_batch}; leave clocks out.")
+            raise Unsupported(f"clocks=true serves up to {SMALL_BATCH} requests; got max_batch {limits.max_batch}; leave clocks out.")
         return placement
+
+    def fit(self, vocab: int, rank: int, limits: Limits, device: DeviceSpec) -> tuple[Placement | BatchedPlacement, Kernel]:
+        """The placement and its kernel; needs no GPU. Where the options leave `rf_tiles` open it is the most that does not spill: how many
+        registers the rest of a kernel wants depends on everything, so only the compiler knows.
+
+        Raises:
+            BuildError: it spills, whatever was tried, or does not compile.
+        """
+        placement = self.place(vocab, rank, limits, device)
+        while self.options.rf_tiles is None and isinstance(placement, Placement) and placement.register_tiles > 1:
+            try:
+                return placement, self.compile(placement, device)
+            except SpillError:
+                placement = self.place(vocab, rank, limits, device, placement.register_tiles - 1)
+        return placement, self.compile(placement, device)
 
     def compile(self, placement: Placement | BatchedPlacement, device: DeviceSpec) -> Kernel:
         """The kernel of a placement; needs no GPU."""
@@ -114,8 +129,7 @@ class ResidentSm90:
 
     def prepare(self, head: Head, limits: Limits, device: DeviceSpec) -> PersistentWalk:
         markov = admit(self.name, head, limits, device, max_batch=MAX_BATCH, sampling=True)
-        placement = self.place(markov.vocab, markov.rank, limits, device)
-        kernel = self.compile(placement, device)
+        placement, kernel = self.fit(markov.vocab, markov.rank, limits, device)
         batched = isinstance(placement, BatchedPlacement)
         threads = _BATCHED_THREADS if batched else 32 * WARPS
         shape = LaunchShape(placement.ctas, threads, placement.smem_bytes_per_cta, cooperative=True)
@@ -135,7 +149,9 @@ class ResidentSm90:
                 ctas=placement.ctas,
                 resident_bytes=placement.register_bytes + placement.smem_weight_bytes,
                 streamed_bytes=placement.streamed_bytes,
-                entry_bytes=markov.vocab * markov.rank * (1 if self.options.weights == "int8" else 2) - placement.streamed_bytes + scale_bytes,
+                entry_bytes=markov.vocab * markov.rank * (1 if self.options.weights == "int8" else 2)
+                - placement.streamed_bytes
+                + scale_bytes,
                 cubin_sha256=kernel.cubin_sha256,
                 source_sha256=kernel.source_sha256,
             ),
@@ -152,4 +168,6 @@ def _weights(head: MarkovHead, placement: Placement | BatchedPlacement) -> Weigh
         return Weights(batched_weights(head.int8.q, placement), latent_records(two_planes(head.w1)), scales)
     if placement.weights == "bf16":
         return Weights(resident_weights(head.w2, placement), head.w1.contiguous(), None)
-    return Weights(resident_weights(head.int8.q, placement), latent_records(two_planes(head.w1)), resident_scales(head.int8.scale, placement))
+    return Weights(
+        resident_weights(head.int8.q, placement), latent_records(two_planes(head.w1)), resident_scales(head.int8.scale, placement)
+    )

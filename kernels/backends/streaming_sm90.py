@@ -13,7 +13,7 @@ from kernels.device import DeviceSpec
 from kernels.driver import LaunchShape
 from kernels.packing import latent_records, streaming_weights
 from kernels.persistent import PersistentWalk, Weights, admit, admit_exchange, cpp, entry_source, load
-from kernels.placement import LATENT_BYTES, LOOP_BYTES, TILE_ROWS
+from kernels.placement import LATENT_BYTES, LOOP_BYTES, TILE_ROWS, latent_slots
 from kernels.quantize import two_planes
 from kernels.registry import register
 from kernels.walk import Head, Limits, NanRule, Resources, Rounding, Unsupported
@@ -93,7 +93,7 @@ class StreamingSm90:
 
     def smem_bytes(self, rows_per_cta: int, steps: int) -> int:
         """Dynamic shared memory of walk_streaming.cuh: latents, row scales, loop state, base logits of every step."""
-        return LATENT_BYTES["int8"] + 4 * rows_per_cta + LOOP_BYTES + 2 * rows_per_cta * steps
+        return latent_slots(1) * LATENT_BYTES["int8"] + 4 * rows_per_cta + LOOP_BYTES + 2 * rows_per_cta * steps
 
     def compile(self, tiles: int, device: DeviceSpec) -> Kernel:
         """The kernel for `tiles` a warp; needs no GPU."""

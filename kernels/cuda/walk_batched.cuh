@@ -1,14 +1,14 @@
 // A whole walk of up to 64 requests in one launch, int8 W2 in shared memory as far as it fits; the rest of a CTA's rows comes from L2 again
-// at every step, through rings that stay full across steps: who scores a streamed tile asks for the one that takes its place. (A warp of its
-// own for that leaves 96 registers a thread instead of 128, and everything spills.)
+// at every step, through rings that stay full across steps: who scores a streamed tile asks for the one that takes its place. (A warp of
+// its own for that leaves 96 registers a thread instead of 128, and everything spills.)
 //
 // wgmma m64n64k32: A is the requests' latents in registers (row 16 w + g is plane hi of request 8 w + g, row 16 w + 8 + g its plane lo), B
 // a tile of 64 rows of W2. So a thread holds one request and, by the packing, 16 consecutive rows of each tile: both planes of a logit
 // meet in it, base logits and corrected logits are whole 32-byte sectors, and one running candidate a thread is enough. The 64 rows of A
 // are 32 requests; above that two halves of the warpgroups take 32 requests each.
 //
-// Two pairs of warpgroups take turns at the tensor cores: while one pair multiplies, the other turns sums into candidates. Left alone they all
-// multiply at once, then all wait for their arithmetic: 2,300 clocks a round instead of 1,200.
+// Two pairs of warpgroups take turns at the tensor cores: while one pair multiplies, the other turns sums into candidates. Left alone they
+// all multiply at once, then all wait for their arithmetic: 2,300 clocks a round instead of 1,200.
 #pragma once
 #include <cuda/ptx>
 
@@ -21,30 +21,40 @@
 namespace wts {
 
 struct BatchedShape {
-  int tiles;     // 64-row tiles of a CTA
-  int resident;  // of these, how many stay in shared memory
-  int stages;    // for the others, of all rings together: a multiple of 4, or 0 if there are none
-  int halves;    // 1: up to 32 requests, 2: up to 64
+  int tiles;      // 64-row tiles of a CTA
+  int resident;   // of these, how many stay in shared memory
+  int stages;     // for the others, of all rings together: a multiple of 4, or 0 if there are none
+  int halves;     // 1: up to 32 requests, 2: up to 64
   bool sampling;  // rule GROUPS for rows with temperature > 0
   int max_ctas;
 };
 
 template <BatchedShape S>
 struct Batched {
-  static constexpr int kTeams = 4;                      // warpgroups
+  static constexpr int kTeams = 4;  // warpgroups
   static constexpr int kThreads = kTeams * 128;
-  static constexpr int kMembers = kTeams / S.halves;    // warpgroups that share the tiles of one half
+  static constexpr int kMembers = kTeams / S.halves;  // warpgroups that share the tiles of one half
+  static constexpr int kRecordBytes = LatentInt8<1>::kRecordBytes;
   static constexpr int kTileRows = 64, kTileBytes = kTileRows * kRank;
-  static constexpr int kRows = S.tiles * kTileRows;     // of a CTA
+  static constexpr int kRows = S.tiles * kTileRows;  // of a CTA
   static constexpr int kStreamed = S.tiles - S.resident;
   static constexpr int kRequests = 32 * S.halves;
+  static constexpr uint32_t kNobody = 0xFF80FF80u;  // two -inf
   using Exchange = KeyCountPair<S.max_ctas, kRequests>;
+
+  // How a request draws; in shared memory, since registers are short.
+  struct alignas(16) Drawing {
+    float inverse, scale;  // of its temperature
+    PhiloxKey key;
+  };
 
   struct Smem {
     alignas(128) uint8_t weights[S.resident + S.stages][kTileBytes];  // the ring last
     alignas(16) float row_scale[kRows];
     uint64_t best[kMembers][kRequests];  // order of the score and inverted row of each member's best
     uint32_t tokens[kRequests];          // what the next step conditions on
+    int newest[kMembers];                // the last streamed tile that each member asked for
+    Drawing drawing[S.sampling ? kRequests : 1];
     alignas(8) uint64_t full[S.resident + S.stages];
     uint64_t empty[S.stages ? S.stages : 1];
   };
@@ -53,55 +63,69 @@ struct Batched {
   Smem& smem;
   const Exchange exchange{p.mail, *p.round, gridDim.x};
 
-  // The tiles member, member + kMembers, ... of a CTA are a member's. Its first ring is its own: one ring for all would let a fast warpgroup
+  // The tiles member, member + kMembers, ... of a CTA are a member's. It has rings of its own: one ring for all would let a fast warpgroup
   // see the phase before last of a stage and read an old tile.
   struct Share {
-    int member;
-    static constexpr int kStages = S.stages / kMembers;
+    static constexpr int kStages = S.stages / kMembers;  // 0, 1 or 2
+    static_assert((kStages & (kStages - 1)) == 0 && kMembers * 32 >= S.tiles, "a member's tiles are the bits of a word");
 
-    __device__ int tiles() const { return (S.tiles - member + kMembers - 1) / kMembers; }
-    __device__ int resident() const { return (S.resident - member + kMembers - 1) / kMembers; }
-    __device__ int streamed() const { return tiles() - resident(); }
-    // Streamed tiles stand evenly between resident ones, so that their stages have time to fill.
-    __device__ int streamed_before(int i) const { return kStages ? i * streamed() / tiles() : 0; }
-    __device__ bool is_streamed(int i) const { return streamed_before(i + 1) > streamed_before(i); }
-    // Where streamed tile `number` of a step stands among the member's tiles.
-    __device__ int place_of(int number) const { return ((number + 1) * tiles() - 1) / streamed(); }
-    __device__ int resident_slot(int i) const {
-      const int before = member * (S.resident / kMembers) + min(member, S.resident % kMembers);
-      return before + i - streamed_before(i);
+    int member, tiles, first_slot;
+    uint32_t streamed;  // bit i: tile i of the member is streamed. They stand evenly, so that their stages have time to fill.
+
+    __device__ static Share of(int member) {
+      const int tiles = (S.tiles - member + kMembers - 1) / kMembers, resident = (S.resident - member + kMembers - 1) / kMembers;
+      Share share{member, tiles, member * (S.resident / kMembers) + min(member, S.resident % kMembers), 0};
+      for (int i = 0, sum = 0; i < tiles && kStages; i++) {
+        sum += tiles - resident;
+        if (sum >= tiles) sum -= tiles, share.streamed |= 1u << i;
+      }
+      return share;
     }
-    __device__ int stage_slot(int sequence) const { return S.resident + member * kStages + sequence % (kStages ? kStages : 1); }
+    __device__ bool streams(int i) const { return streamed >> i & 1; }
+    __device__ int resident_slot(int i) const { return first_slot + i - __popc(streamed & ((1u << i) - 1)); }
+    __device__ int stage(int sequence) const { return member * kStages + (sequence & (kStages - 1)); }
     __device__ int parity(int sequence) const { return sequence / (kStages ? kStages : 1) & 1; }
+    // The streamed tile after tile i; after the last comes the first again.
+    __device__ int next_streamed(int i) const {
+      const uint32_t later = streamed & ~((2u << i) - 1);
+      return __ffs(later ? later : streamed) - 1;
+    }
   };
 
   // ---- filling shared memory: one thread of each member ----
 
   __device__ void fill(int slot, int tile, uint64_t policy) const {
     const uint8_t* source = reinterpret_cast<const uint8_t*>(p.weights) + (static_cast<int64_t>(blockIdx.x) * S.tiles + tile) * kTileBytes;
-    cuda::ptx::mbarrier_arrive_expect_tx(cuda::ptx::sem_release, cuda::ptx::scope_cta, cuda::ptx::space_shared, &smem.full[slot], kTileBytes);
+    cuda::ptx::mbarrier_arrive_expect_tx(cuda::ptx::sem_release, cuda::ptx::scope_cta, cuda::ptx::space_shared, &smem.full[slot],
+                                         kTileBytes);
     copy_bulk(smem.weights[slot], source, kTileBytes, &smem.full[slot], policy);
   }
 
   // In the order in which step 0 wants them.
   __device__ void fill_all(const Share& share) const {
     const uint64_t pass = l2_policy(0), keep = l2_policy(1);
-    for (int i = 0; i < share.tiles(); i++) {
-      const int tile = share.member + i * kMembers, before = share.streamed_before(i);
-      if (!share.is_streamed(i))
+    int streamed = 0, newest = 0;
+    for (int i = 0; i < share.tiles; i++) {
+      const int tile = share.member + i * kMembers;
+      if (!share.streams(i))
         fill(share.resident_slot(i), tile, pass);
-      else if (before < Share::kStages)
-        fill(share.stage_slot(before), tile, keep);
+      else if (streamed < Share::kStages)
+        fill(S.resident + share.stage(streamed++), tile, keep), newest = i;
     }
+    // A step may stream fewer tiles than there are stages.
+    for (; share.streamed && p.steps > 1 && streamed < Share::kStages; streamed++)
+      newest = share.next_streamed(newest), fill(S.resident + share.stage(streamed), share.member + newest * kMembers, keep);
+    smem.newest[share.member] = newest;
   }
 
-  // The member's streamed tile number `sequence` of the walk has been scored: its stage takes the one `kStages` later, in this step or the
+  // The member's streamed tile number `sequence` of the walk has been scored: its stage takes the one after the newest, in this step or the
   // next.
   __device__ void refill(const Share& share, int sequence) const {
-    const int next = sequence + Share::kStages;
-    if (next >= p.steps * share.streamed()) return;
-    wait_barrier(&smem.empty[share.stage_slot(sequence) - S.resident], share.parity(sequence));
-    fill(share.stage_slot(sequence), share.member + share.place_of(next % share.streamed()) * kMembers, l2_policy(1));
+    if (sequence + Share::kStages >= p.steps * __popc(share.streamed)) return;
+    wait_barrier(&smem.empty[share.stage(sequence)], share.parity(sequence));
+    const int newest = share.next_streamed(smem.newest[share.member]);
+    smem.newest[share.member] = newest;
+    fill(S.resident + share.stage(sequence), share.member + newest * kMembers, l2_policy(1));
   }
 
   // ---- the warpgroups that score ----
@@ -110,13 +134,11 @@ struct Batched {
   struct Request {
     int id;
     bool live;  // part of the batch
-    const uint16_t* base;
-    uint16_t* logits;  // null: none are kept
-    RowTemperature temperature;
-    PhiloxKey key;
+    bool draws;
+    bool keeps;  // its corrected logits
   };
 
-  // A thread's best group of 16 rows so far.
+  // A thread's best group of 16 rows so far. (Its logits in shared memory instead: 24 % slower.)
   struct Best {
     float score;
     int tile;
@@ -124,32 +146,32 @@ struct Batched {
   };
 
   __device__ Request request_of(int id) const {
-    Request r{id, id < p.batch, nullptr, nullptr, {}, {}};
-    if (!r.live) return r;
-    r.base = p.base + id * p.base_request_stride;
-    if constexpr (S.sampling) {
-      r.temperature = RowTemperature::of(p.temperature[id]);
-      r.key = philox_key(p.seed[id]);
-      if (p.logits && !r.temperature.greedy) r.logits = p.logits + id * p.logits_request_stride;
-    }
-    return r;
+    const bool live = id < p.batch, draws = S.sampling && live && p.temperature[id] > 0;
+    return {id, live, draws, draws && p.logits};
   }
 
-  // 16 bf16 from `row` on; what is past the vocabulary is -inf.
-  __device__ void load_base(uint4 (&chunk)[2], const Request& r, int step, int row, uint64_t policy) const {
-    const int left = p.vocab - row;
-    const uint16_t* source = r.base + step * p.base_step_stride + row;
-    if (left >= 16 && reinterpret_cast<uint64_t>(source) % 16 == 0) {
+  // Row 0 of a step's base logits.
+  __device__ const uint16_t* base_of(const Request& r, int step) const {
+    return p.base + r.id * p.base_request_stride + step * p.base_step_stride;
+  }
+
+  // 16 bf16 of rows `row` to `row` + 15; what is past the vocabulary is -inf. `step_base`: row 0 of the step.
+  __device__ void load_base(uint4 (&chunk)[2], const uint16_t* step_base, int row, bool aligned, uint64_t policy) const {
+    const uint16_t* source = step_base + row;
+    if (aligned && row + 16 <= p.vocab) {
       chunk[0] = load_with_policy(reinterpret_cast<const uint4*>(source), policy);
       chunk[1] = load_with_policy(reinterpret_cast<const uint4*>(source) + 1, policy);
       return;
     }
     constexpr uint32_t kMinusInf = 0xFF80;
+    const int left = p.vocab - row;
     uint32_t pairs[8];
-#pragma unroll
+#pragma unroll 1
     for (int i = 0; i < 8; i++) {
       const uint32_t low = 2 * i < left ? source[2 * i] : kMinusInf, high = 2 * i + 1 < left ? source[2 * i + 1] : kMinusInf;
-      pairs[i] = low | high << 16;
+      const uint32_t both = low | high << 16;
+#pragma unroll
+      for (int j = 0; j < 8; j++) pairs[j] = i == j ? both : pairs[j];  // rare, so small
     }
     chunk[0] = {pairs[0], pairs[1], pairs[2], pairs[3]};
     chunk[1] = {pairs[4], pairs[5], pairs[6], pairs[7]};
@@ -157,7 +179,7 @@ struct Batched {
 
   __device__ void keep_logits(const Request& r, int step, int row, const uint32_t (&pairs)[8]) const {
     const int left = p.vocab - row;
-    uint16_t* target = r.logits + step * p.logits_step_stride + row;
+    uint16_t* target = p.logits + r.id * p.logits_request_stride + step * p.logits_step_stride + row;
     if (left >= 16 && reinterpret_cast<uint64_t>(target) % 16 == 0) {
       reinterpret_cast<uint4*>(target)[0] = {pairs[0], pairs[1], pairs[2], pairs[3]};
       reinterpret_cast<uint4*>(target)[1] = {pairs[4], pairs[5], pairs[6], pairs[7]};
@@ -188,7 +210,7 @@ struct Batched {
 
   // The largest of 16 logits, NaN left out; -inf if there is nothing else.
   __device__ static float largest(const uint32_t (&pairs)[8]) {
-    uint32_t top = 0xFF80FF80u;
+    uint32_t top = kNobody;
 #pragma unroll
     for (int i = 0; i < 8; i++) top = max_bf16x2(top, pairs[i]);
     return fmaxf(__uint_as_float(top << 16), __uint_as_float(top & 0xFFFF0000u));
@@ -199,8 +221,8 @@ struct Batched {
   }
 
   // Random word `which` of a group: 0 for its Gumbel, 1 for its row.
-  __device__ uint32_t word(const Request& r, int step, int group, int which) const {
-    const Words words = philox(noise_counter(group / kGroupsPerWords, step, r.id, exchange.round, kDraftGroups), r.key);
+  __device__ uint32_t word(const Request& r, const PhiloxKey& key, int step, int group, int which) const {
+    const Words words = philox(noise_counter(group / kGroupsPerWords, step, r.id, exchange.round, kDraftGroups), key);
     return group % 2 ? words.w[2 + which] : words.w[which];
   }
 
@@ -208,13 +230,14 @@ struct Batched {
   __device__ float score(const Request& r, int step, int row, const uint32_t (&pairs)[8]) const {
     const float top = largest(pairs);
     if constexpr (S.sampling) {
-      if (__any_sync(~0u, r.live && !r.temperature.greedy)) {
+      if (__any_sync(~0u, r.draws)) {
+        const Drawing drawing = smem.drawing[r.id];
         const float finite = group_top(top);
         float sum = 0;
 #pragma unroll
-        for (int i = 0; i < 16; i++) sum = add_rn(sum, row_weight(logit(pairs, i), finite, r.temperature.scale));
-        const float drawn = group_score(finite, sum, r.temperature.inverse, word(r, step, row / kGroupRows, 0));
-        return r.temperature.greedy || top == kMinusInfinity ? top : drawn;
+        for (int i = 0; i < 16; i++) sum = add_rn(sum, row_weight(logit(pairs, i), finite, drawing.scale));
+        const float drawn = group_score(finite, sum, drawing.inverse, word(r, drawing.key, step, row / kGroupRows, 0));
+        return r.draws && top > kMinusInfinity ? drawn : top;
       }
     }
     return top;
@@ -227,16 +250,17 @@ struct Batched {
 #pragma unroll
     for (int i = 15; i >= 0; i--) place = logit(best.pairs, i) == top ? i : place;
     if constexpr (S.sampling) {
-      if (__any_sync(~0u, r.live && !r.temperature.greedy)) {
+      if (__any_sync(~0u, r.draws)) {
+        const Drawing drawing = smem.drawing[r.id];
         const float finite = group_top(top);
         float weight[16], sum = 0, running = 0;
         int drawn = 0;
 #pragma unroll
-        for (int i = 0; i < 16; i++) sum = add_rn(sum, weight[i] = row_weight(logit(best.pairs, i), finite, r.temperature.scale));
-        const float threshold = row_threshold(sum, word(r, step, first / kGroupRows, 1));
+        for (int i = 0; i < 16; i++) sum = add_rn(sum, weight[i] = row_weight(logit(best.pairs, i), finite, drawing.scale));
+        const float threshold = row_threshold(sum, word(r, drawing.key, step, first / kGroupRows, 1));
 #pragma unroll
         for (int i = 0; i < 16; i++) drawn += (running = add_rn(running, weight[i])) <= threshold;
-        if (!r.temperature.greedy && top != kMinusInfinity) place = min(drawn, 15);
+        if (r.draws && top > kMinusInfinity) place = min(drawn, 15);
       }
     }
     return place;
@@ -249,7 +273,7 @@ struct Batched {
     uint32_t pairs[8];
     correct(pairs, d, base, smem.row_scale + local, latent_scale);
     if constexpr (S.sampling) {
-      if (r.logits) keep_logits(r, step, row, pairs);
+      if (r.keeps) keep_logits(r, step, row, pairs);
     }
     const float found = score(r, step, row, pairs);
     const bool better = found > best.score;
@@ -267,21 +291,21 @@ struct Batched {
   __device__ void prefetch_base(const Request& r, int step) const {
     if (step >= p.steps) return;
     const int rows = min(kRows, p.vocab - static_cast<int>(blockIdx.x) * kRows) / 8 * 8;
-    const uint16_t* source = r.base + step * p.base_step_stride + blockIdx.x * kRows;
+    const uint16_t* source = base_of(r, step) + blockIdx.x * kRows;
     if (reinterpret_cast<uint64_t>(source) % 16 == 0) prefetch_bulk_l2(source, 2 * rows);
   }
 
   __device__ void score_steps() {
     const int team = threadIdx.x / 128, half = team / kMembers, pair = team / 2;
-    const Share share{team % kMembers};
+    const Share share = Share::of(team % kMembers);
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const Request r = request_of(half * 32 + warp * 8 + g);
     const int first = blockIdx.x * kRows + 16 * t;  // row of this thread in tile 0
     const bool any_live = half * 32 + warp * 8 < p.batch;
-    const bool prefetches = r.live && share.member == 0 && t == 0, fills = warp == 0 && lane == 0;
+    const bool prefetches = r.live && share.member == 0 && t == 0, fills = half == S.halves - 1 && warp == 0 && lane == 0;
     const uint64_t pass = l2_policy(0);
     constexpr int kRounds = (S.tiles + kMembers - 1) / kMembers;
-    if (fills && half == 0) fill_all(share);
+    if (fills) fill_all(share);
     if (prefetches) prefetch_base(r, 0);
     int sequence = 0;  // streamed tiles this member has met
     for (int step = 0; step < p.steps; step++) {
@@ -289,25 +313,25 @@ struct Batched {
       uint4 hi[4] = {}, lo[4] = {};
       float latent_scale = 0;
       if (r.live) {
-        const uint8_t* record = p.latents + static_cast<uint64_t>(smem.tokens[r.id]) * LatentInt8::kRecordBytes;
+        const uint8_t* record = p.latents + static_cast<uint64_t>(smem.tokens[r.id]) * kRecordBytes;
         const uint4* planes = reinterpret_cast<const uint4*>(record) + t;
 #pragma unroll
         for (int i = 0; i < 4; i++) hi[i] = planes[4 * i], lo[i] = planes[kRank / 16 + 4 * i];
         latent_scale = *reinterpret_cast<const float*>(record + 2 * kRank);
       }
       if (prefetches) prefetch_base(r, step + 1);
-      Best best{kMinusInfinity, share.member, {}};
-#pragma unroll
-      for (int i = 0; i < 8; i++) best.pairs[i] = 0xFF80FF80u;
+      const uint16_t* step_base = base_of(r, step);
+      const bool aligned = reinterpret_cast<uint64_t>(step_base) % 16 == 0;
+      Best best{kMinusInfinity, share.member, {kNobody, kNobody, kNobody, kNobody, kNobody, kNobody, kNobody, kNobody}};
       if (pair == 1) give_turn(pair);
 #pragma unroll 1
       for (int i = 0; i < kRounds; i++) {
         const int tile = share.member + i * kMembers;
-        const bool works = i < share.tiles();
-        const bool streams = works && Share::kStages > 0 && share.is_streamed(i);
-        const int slot = streams ? share.stage_slot(sequence) : share.resident_slot(i);
+        const bool works = i < share.tiles;
+        const bool streams = works && share.streams(i);
+        const int slot = streams ? S.resident + share.stage(sequence) : share.resident_slot(i);
         uint4 base[2];  // from L2 while this pair waits for its turn
-        if (works && r.live) load_base(base, r, step, first + tile * kTileRows, pass);
+        if (works && r.live) load_base(base, step_base, first + tile * kTileRows, aligned, pass);
         if (works) wait_barrier(&smem.full[slot], streams ? share.parity(sequence) : 0);
         take_turn(pair);
         int32_t d[32];
@@ -330,7 +354,7 @@ struct Batched {
         // With one half, the stage is free now; with two, the other half may still need it, as a rule not after the epilogue.
         if (S.halves == 1 && streams && fills) refill(share, sequence);
         if (any_live) offer(best, r, step, tile, d, base, latent_scale);
-        if (S.halves == 2 && streams && fills && half == 1) refill(share, sequence);
+        if (S.halves == 2 && streams && fills) refill(share, sequence);
         sequence += streams;
       }
       if (any_live) {
@@ -363,8 +387,7 @@ struct Batched {
       complete = exchange.complete(step, request, leader);
       // The CTA whose row takes the lead starts bringing that row of W1 from HBM to L2, while others still arrive.
       if (leader != seen && Exchange::winner_of(leader).cta == blockIdx.x)
-        prefetch_bulk_l2(p.latents + static_cast<uint64_t>(token_of(Exchange::winner_of(leader))) * LatentInt8::kRecordBytes,
-                         LatentInt8::kRecordBytes);
+        prefetch_bulk_l2(p.latents + static_cast<uint64_t>(token_of(Exchange::winner_of(leader))) * kRecordBytes, kRecordBytes);
       seen = leader;
     } while (!complete);
     const Winner winner = Exchange::winner_of(leader);
@@ -372,7 +395,9 @@ struct Batched {
     if (blockIdx.x == 0) p.tokens[request * p.tokens_request_stride + step] = winner.cta * kRows + winner.row;
   }
 
-  __device__ uint32_t token_of(Winner winner) const { return min(winner.cta * kRows + winner.row, static_cast<uint32_t>(p.latent_vocab - 1)); }
+  __device__ uint32_t token_of(Winner winner) const {
+    return min(winner.cta * kRows + winner.row, static_cast<uint32_t>(p.latent_vocab - 1));
+  }
 
   __device__ void run() {
     if (threadIdx.x == 0) {
@@ -385,6 +410,11 @@ struct Batched {
     if (threadIdx.x < p.batch)
       smem.tokens[threadIdx.x] =
           static_cast<uint32_t>(max(int64_t{0}, min(p.anchor[threadIdx.x], static_cast<int64_t>(p.latent_vocab) - 1)));
+    if constexpr (S.sampling)
+      if (threadIdx.x < p.batch) {
+        const RowTemperature temperature = RowTemperature::of(p.temperature[threadIdx.x]);
+        smem.drawing[threadIdx.x] = {temperature.inverse, temperature.scale, philox_key(p.seed[threadIdx.x])};
+      }
     __syncthreads();
     score_steps();
     if (blockIdx.x == 0 && threadIdx.x == 0) *p.round = exchange.round + 1;

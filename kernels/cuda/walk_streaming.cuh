@@ -29,9 +29,9 @@ struct Streaming {
   static constexpr int kRows = S.warps * S.tiles * 16;
   static constexpr int kUnitsPerTile = S.bf16 ? 2 : 1;  // a unit is 16 rows x 256 bytes: 8 MMA k-steps
   static constexpr int kUnits = S.tiles * kUnitsPerTile;
-  static constexpr int kBatch = S.depth;  // tiles whose results a lane quad shares out; the ring's slots are the same in every batch
-  static_assert(kBatch <= 4 && S.tiles % kBatch == 0);
-  using Latent = cuda::std::conditional_t<S.bf16, LatentBf16, LatentInt8>;
+  static constexpr int kShared = S.depth;  // tiles whose results a lane quad shares out; the ring's slots are the same in every batch
+  static_assert(kShared <= 4 && S.tiles % kShared == 0);
+  using Latent = cuda::std::conditional_t<S.bf16, LatentBf16<latent_slots(1)>, LatentInt8<latent_slots(1)>>;
   using Sum = cuda::std::conditional_t<S.bf16, float, int32_t>;
 
   struct Smem {
@@ -51,7 +51,7 @@ struct Streaming {
 
   __device__ Latent latent(int = 0) const { return {smem.latent}; }
 
-  __device__ void meanwhile(int) const {}
+  __device__ void meanwhile(int, int, int) const {}
 
   // Unit `unit` of a step, or of the next one, into its ring slot.
   __device__ void refill(int slot, int unit) {
@@ -110,19 +110,19 @@ struct Streaming {
   }
 
   // This thread's best row of the step. Every row of the CTA is some thread's.
-  __device__ Candidate score(int step) {
+  __device__ void score(int step, Candidate (&found)[1]) {
     constexpr int kUnroll = S.bf16 ? 1 : 3;  // bf16 unrolled spills at some vocabularies and gains nothing
     const uint4* chunks = latent().chunks(shared.latent_slot[0]);
     int row = (warp * S.tiles + t) * 16 + g;  // all columns (int8: all pairs of columns) are alike, so lane t takes tile t of a batch
     Candidate best{kMinusInfinity, static_cast<uint32_t>((warp * S.tiles) * 16 + g)};
 #pragma unroll kUnroll
-    for (int first = 0; first < kUnits; first += kBatch * kUnitsPerTile, row += kBatch * 16) {
+    for (int first = 0; first < kUnits; first += kShared * kUnitsPerTile, row += kShared * 16) {
       Sum d[4][4] = {};
 #pragma unroll
-      for (int j = 0; j < kBatch; j++) tile(d[j], first, j, chunks);
+      for (int j = 0; j < kShared; j++) tile(d[j], first, j, chunks);
       // A branch, though idle lanes could repeat a row: without it the compiler mixes this with the next tiles and delays their loads,
       // which costs 1.4 us a step.
-      if (t < kBatch) {
+      if (t < kShared) {
         const bool odd = t & 1, upper = t & 2;
         Sum sums[4];
 #pragma unroll
@@ -130,7 +130,7 @@ struct Streaming {
         best = Candidate::better(best, offer(step, row, sums));
       }
     }
-    return best;
+    found[0] = best;
   }
 };
 

@@ -87,7 +87,8 @@ def test_a_ratio_is_over_the_replicas_that_have_both_arms(tmp_path: Path) -> Non
     path = make_runs.write_run(tmp_path, "walk_latency", tables, run_id="20260101T000000Z-h200-0", device=DEVICE)
     cell = latencies([load_run(path)])[_cell()]
     truth = {arm: grid_time(arm, VOCAB, 7, 1, 0.0) for arm in ("sglang_folded", "resident")}
-    assert cell.speedups["sglang_folded"].value == pytest.approx(truth["sglang_folded"] / truth["resident"], rel=0.01)
+    ratio = cell.speedups["sglang_folded"]
+    assert (ratio.low, ratio.value, ratio.high) == pytest.approx([truth["sglang_folded"] / truth["resident"]] * 3, rel=0.02)
     assert cell.gaps["sglang_folded"] == "timeout: gone"  # and yet it has times, of the other replicas
     assert cell.times["resident"].high > 100
 

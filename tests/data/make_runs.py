@@ -84,9 +84,9 @@ def write_run(
 
 
 def step_slope_tables(
-    truth: Mapping[str, tuple[float, float]] | None = None, *, noise_us: float = 0.3, seed: int = 0
+    truth: Mapping[str, tuple[float, float]] | None = None, *, noise_us: float = 0.3, seed: int = 0, lengths: tuple[int, ...] = STEPS
 ) -> dict[str, pd.DataFrame]:
-    """samples, cells and step_clocks of a step_slope run whose cold complete calls lie on the lines of `truth`."""
+    """samples, cells and step_clocks of a step_slope run over `lengths` whose cold complete calls lie on the lines of `truth`."""
     truth = TRUTH if truth is None else truth
     rng = np.random.default_rng(seed)
     common = {
@@ -102,8 +102,8 @@ def step_slope_tables(
     for replica in range(REPLICAS):
         for variant, (entry, slope) in truth.items():
             process = rng.normal(0, noise_us)  # what a process shares: it shifts all its times
-            of = common | {"backend": BACKENDS[variant], "variant": variant, "replica": replica}
-            for steps in STEPS:
+            of = common | {"backend": BACKENDS.get(variant, "resident_sm90"), "variant": variant, "replica": replica}
+            for steps in lengths:
                 cells.append(
                     of
                     | {"steps": steps, "status": "ok", "reason": "", "rounding": "int8", "tokens": steps, "near_ties": 0, "floor_us": 1.0}
@@ -335,8 +335,56 @@ def exchange(root: Path, *, run_id: str = "20260101T000000Z-h200-00000000") -> P
     return write_run(root, "exchange", exchange_tables(), run_id=run_id, device=device, protocol=protocol)
 
 
+# tiles of a warp in registers, shared memory and streamed; bytes a thread spills; entry and slope in us, measured and expected
+SPLITS = (
+    ((0, 4, 5), 0, (12.9, 3.41), (11.4, 3.77)),
+    ((1, 4, 4), 0, (13.1, 3.05), (11.7, 3.43)),
+    ((2, 4, 3), 0, (13.3, 2.79), (12.1, 3.10)),
+    ((3, 6, 0), 0, (14.0, 2.52), (13.8, 2.46)),
+    ((4, 5, 0), 0, (13.8, 2.31), (13.8, 2.30)),
+    ((5, 4, 0), 0, (13.7, 2.16), (13.8, 2.14)),
+    ((6, 3, 0), 0, (13.8, 2.04), (13.8, 2.01)),
+    ((7, 2, 0), 48, (14.3, 2.38), (13.8, 2.01)),
+    ((8, 1, 0), 232, (15.2, 3.02), (13.8, 2.01)),
+    ((9, 0, 0), 440, None, (13.8, 2.01)),
+)
+NO_LAUNCH = "RuntimeError: cuLaunchKernelEx: out of resources"
+
+
+def placement_tables() -> dict[str, pd.DataFrame]:
+    """samples, cells and plans of a placement run whose cold complete calls lie on the lines of SPLITS; the last split failed."""
+    truth = {f"rf{near}": line for (near, _, _), _, line, _ in SPLITS if line}
+    tables = step_slope_tables(truth, noise_us=0.1, lengths=(1, 7, 16))
+    lost = tables["cells"][tables["cells"]["variant"] == "rf8"].assign(variant="rf9", status="runtime_error", reason=NO_LAUNCH, tokens=0)
+    tables["cells"] = pd.concat([tables["cells"], lost])
+    named = {"device": "h200", "head": "markov_v152k", "backend": "resident_sm90", "vocab": 151_936, "rank": 256, "batch": 1}
+    plans = []
+    for (near, shared, streamed), spilled, _, (entry_us, step_us) in SPLITS:
+        split = {
+            "register_tiles": 8 * near,
+            "shared_tiles": 8 * shared,
+            "streamed_tiles": 8 * streamed,
+            "base_slots": 4 if streamed else 16,
+        }
+        kernel = {
+            "registers": min(255, 78 + 30 * near),
+            "spill_bytes": spilled,
+            "smem_bytes": 213_344 if streamed else min(44_528 + 32_768 * shared, 231_792),
+        }
+        of = named | {"variant": f"rf{near}", "max_steps": 16, "ctas": 132, "reason": "", "unpriced": ""}
+        plans.append(of | split | kernel | {"entry_us": entry_us, "step_us": step_us})
+    return tables | {"plans": pd.DataFrame(plans)}
+
+
+def placement(root: Path, tables: Mapping[str, pd.DataFrame] | None = None, *, run_id: str = "20260101T000000Z-h200-00000000") -> Path:
+    """A placement run on an H200."""
+    device = {"spec": "h200", "name": "NVIDIA H200"}
+    return write_run(root, "placement", placement_tables() if tables is None else tables, run_id=run_id, device=device)
+
+
 def write_results(root: Path) -> None:
     """All fixture runs under `root`."""
+    placement(root)
     exchange(root)
     step_slope(root)
     walk_latency(root, "markov_v152k", refused={("resident", 16, 64, 1.0): "no room for 64 requests of 16 steps."})

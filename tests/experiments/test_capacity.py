@@ -14,7 +14,7 @@ V152K = Footprint("markov_v152k", 151936, 256)
 
 
 def _rows(plan: Plan, *devices: str) -> list[Row]:
-    ask = Capacity(devices, (V152K, Footprint("huge", 10**6, 256)))
+    ask = Capacity(devices, (V152K, Footprint("huge", 10**7, 256)))
     return capacity.run(replace(plan, config=replace(plan.config, experiment=ask))).tables["placement"]
 
 
@@ -40,7 +40,7 @@ def test_what_is_used_holds_the_weights_and_fits(plan: Plan) -> None:
 def test_what_does_not_fit_keeps_its_capacities_and_says_why(plan: Plan) -> None:
     rows = [row for row in _rows(plan, "h200") if row["head"] == "huge"]
     assert {row["used_bytes"] for row in rows} == {0}
-    assert all("1000000" in row["reason"] and row["capacity_bytes"] > 0 for row in rows)
+    assert all("10000000" in row["reason"] and row["capacity_bytes"] > 0 for row in rows)
 
 
 def test_an_unknown_device_is_a_config_error(plan: Plan) -> None:

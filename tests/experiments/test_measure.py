@@ -182,7 +182,9 @@ def test_a_walk_that_skips_its_work_falls_below_the_floor_and_fails_the_run(conf
     subject = workload.subject(Arm("fast", create("reference", {}), Honest(workload)), 3)
     floored = replace(subject, floor_us={"cold": 8.1, "hot": 0.0})
     assert measure([floored], FakeStopwatch(time_us=20.0), TIMING, 0).samples
-    with pytest.raises(FloorViolation, match=r"fast at 3 steps, batch 1, T = 0 \(cold L2, call, round 0\) took 8\.000 us, below its floor of 8\.100 us"):
+    with pytest.raises(
+        FloorViolation, match=r"fast at 3 steps, batch 1, T = 0 \(cold L2, call, round 0\) took 8\.000 us, below its floor of 8\.100 us"
+    ):
         measure([floored], FakeStopwatch(time_us=8.0), TIMING, 0)
 
 

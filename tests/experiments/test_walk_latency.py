@@ -15,9 +15,10 @@ from experiments.execute import execute
 from experiments.outcome import Outcome, Row, Status
 from experiments.plan import Plan
 from experiments.replicas import Part
-from experiments.schema import Timing, Variant, WalkLatency
+from experiments.schema import HeadConfig, Timing, Variant, WalkLatency
 from experiments.walk_latency import Cell
 from experiments.workload import Arm, Workload, create
+from kernels.device import load
 from kernels.reference import walk
 from kernels.walk import Draft, Limits, NoiseRule, Resources, Rounding, Unsupported, WalkInputs
 
@@ -149,7 +150,11 @@ def test_a_run_without_one_right_cell_says_what_failed_and_not_what_was_never_me
 
 
 def test_a_cell_is_named_as_in_the_claims() -> None:
-    assert [str(cell) for cell in (Cell(7, 16, 0.0), Cell(15, 1, 1.0), Cell(5, 64, 0.6))] == ["g7.bs16.greedy", "g15.bs1.t1", "g5.bs64.t0.6"]
+    assert [str(cell) for cell in (Cell(7, 16, 0.0), Cell(15, 1, 1.0), Cell(5, 64, 0.6))] == [
+        "g7.bs16.greedy",
+        "g15.bs1.t1",
+        "g5.bs64.t0.6",
+    ]
 
 
 def test_a_part_of_the_grid_is_asked_for_on_the_command_line() -> None:
@@ -188,3 +193,28 @@ def test_a_typo_in_a_variant_is_told_before_anything_runs(latency: Plan, monkeyp
     ask = replace(latency.config.experiment, variants=(Variant("x", "resident_sm90", {"exchang": "pair"}),))
     with pytest.raises(ConfigError, match=r"^experiment\.variants\[0\]\.options\.exchang: unknown key \(did you mean 'exchange'"):
         walk_latency.run(replace(latency, config=replace(latency.config, experiment=ask)))
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_greedy_and_sampled_cells_are_checked_and_timed(latency: Plan) -> None:
+    """A small vocabulary at the rank that the kernels have: our walk and the stock arms, one request and eight."""
+    import torch
+
+    live = torch.cuda.get_device_name(0)
+    device = next((spec for spec in map(load, ("h100", "h200")) if spec.product in live), None)
+    if device is None:
+        pytest.skip(f"the resident walk needs an H100 or H200; this is {live}")
+    ask = replace(compose(["experiment=walk_latency"]).experiment, steps=(4,), batches=(1, 8), timing=Timing(2, 1, 0))
+    config = replace(latency.config, device=device, head=HeadConfig("small", 4096, 256), experiment=ask)
+    found = walk_latency.run_replica(replace(latency, config=config), 0)
+    failed = [row for row in found.tables["cells"] if row["status"] != "ok"]
+    assert {(row["variant"], row["temperature"], row["status"]) for row in failed} == {
+        (arm, 1.0, "unsupported") for arm in ("sglang_greedy", "vllm_addmm")
+    }, failed
+    timed = Counter((row["variant"], row["batch"], row["temperature"]) for row in found.tables["samples"])
+    assert timed == {
+        (arm, batch, temperature): 4
+        for batch in (1, 8)
+        for arm, temperature in [(arm, 0.0) for arm in ("sglang_folded", "sglang_greedy", "vllm_addmm", "resident")]
+        + [(arm, 1.0) for arm in ("sglang_folded", "resident")]
+    }

@@ -22,6 +22,7 @@ def test_every_figure_of_the_folder_is_known_by_its_number() -> None:
         8: "fig08_exchange",
         10: "fig10_latency",
         11: "fig11_slopes",
+        12: "fig12_placement",
     }.items() <= known_figures().items()
 
 
@@ -70,6 +71,8 @@ def test_missing_data_names_its_command_after_the_others_are_drawn(tmp_path: Pat
     assert "`python -m experiments.run experiment=exchange device=h200`" in err
     for number in (4, 11):
         assert f"figure {number}: " in err
+    assert "figure 12: " in err
+    assert "`python -m experiments.run experiment=placement device=h200`" in err
     assert "figure 10: " in err
     assert "`python -m experiments.run experiment=walk_latency device=h200 head=markov_v129k" in err
     assert err.count("`python -m experiments.run experiment=step_slope device=h200`") == 2

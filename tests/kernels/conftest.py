@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
@@ -11,7 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernels.backends import resident_sm90
+from kernels.backends.resident_sm90 import ResidentOptions, ResidentSm90
 from kernels.build import BuildError, build, include_dirs
+from kernels.device import load
+from kernels.placement import BatchedPlacement, Placement
 
 # offsetof is a macro, and a macro splits a type at its commas: the type comes last here.
 _OFFSET = """#include <cuda/std/cstddef>
@@ -32,6 +37,21 @@ def hold_in_cpp() -> Callable[[str, Iterable[str]], None]:
         build(f'{_OFFSET}\n{preamble}\n{asserts}\nextern "C" __global__ void facts() {{}}\n', "facts", "sm_90a")
 
     return check
+
+
+@pytest.fixture(scope="session")
+def cuda_shape() -> Callable[[Placement | BatchedPlacement], str]:
+    """`cuda_shape(placement)` is the shape that resident_sm90 compiles for it: wts::ResidentShape{...} or wts::BatchedShape{...}."""
+
+    def shape(placement: Placement | BatchedPlacement) -> str:
+        sources: list[str] = []
+        weights = placement.weights if isinstance(placement, Placement) else "int8"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(resident_sm90, "build", lambda source, *_, **__: sources.append(source))
+            ResidentSm90(ResidentOptions(weights=weights)).compile(placement, load("h200"))
+        return re.findall(r"wts::\w+Shape\{.*?\}", sources[0])[0]
+
+    return shape
 
 
 @pytest.fixture(scope="session")

@@ -13,15 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels import persistent
-from kernels.backends import resident_sm90
+from kernels.backends.streaming_sm90 import StreamingOptions, StreamingSm90
 from kernels.build import BuildError
 from kernels.device import CONFIGS, load
 from kernels.packing import latent_records
-from kernels.placement import LATENT_BYTES, LOOP_BYTES, RANK, WARPS
+from kernels.placement import LATENT_BYTES, RANK, BatchedPlacement, Placement, latent_slots, plan
 from kernels.quantize import two_planes
 from kernels.synthetic import synthetic_inputs
 
 HoldInCpp = Callable[[str, Iterable[str]], None]
+CudaShape = Callable[[Placement | BatchedPlacement], str]
+H200 = load("h200")
 MINUS_ZERO = 0x8000
 SPECIAL = [0xFF80, 0xFF7F, 0xBF80, 0x8080, 0x807F, 0x8001, 0x0000, 0x0001, 0x007F, 0x0080, 0x3F80, 0x3F81, 0x7F7F, 0x7F80]  # -inf to inf
 
@@ -86,27 +88,75 @@ def test_the_better_candidate_and_its_ties(hold_in_cpp: HoldInCpp) -> None:
     hold_in_cpp('#include "common/key.cuh"', [f"wts::Candidate::better({{{a}, 4u}}, {{{b}, 9u}}).row == {row}u" for a, b, row in cases])
 
 
+def float_of(bits: int) -> float:
+    return struct.unpack(">f", struct.pack(">I", bits))[0]
+
+
+def order_of(bits: int) -> int:
+    """[0, 2^32): the order of fp32 values by sign and magnitude; -0 is +0."""
+    return 0x80000000 + bits if bits < 0x80000000 else 0x80000000 if bits == 0x80000000 else 0xFFFFFFFF - bits
+
+
+def wide_key_of(bits: int, row: int) -> int:
+    return order_of(bits) << 16 | (0xFFFF - row)
+
+
+FLOATS = st.integers(0, 2**32 - 1).filter(lambda bits: not math.isnan(float_of(bits))) | st.sampled_from([bits << 16 for bits in SPECIAL])
+
+
+@given(a=st.tuples(FLOATS, st.integers(0, 0xFFFE)), b=st.tuples(FLOATS, st.integers(0, 0xFFFE)))
+def test_the_models_larger_wide_key_is_the_larger_score_then_the_lower_row(a: tuple[int, int], b: tuple[int, int]) -> None:
+    assert (wide_key_of(*a) > wide_key_of(*b)) == ((float_of(a[0]), -a[1]) > (float_of(b[0]), -b[1]))
+
+
+def test_orders_of_scores_and_of_both_keys_in_cuda_are_the_models(hold_in_cpp: HoldInCpp) -> None:
+    draw = random.Random(1)
+    scores = [bits << 16 for bits in SPECIAL] + [0x80000000, 1, 0x80000001]
+    scores += [bits for bits in (draw.randrange(2**32) for _ in range(200)) if not math.isnan(float_of(bits))]
+    facts = [f"wts::order_of_bits({bits:#x}u) == {order_of(bits):#x}u" for bits in scores]
+    for bits in scores:
+        row = draw.choice([0, 1, 0xFFFE, draw.randrange(0xFFFF)])
+        key = f"{wide_key_of(bits, row):#x}ull"
+        facts += [f"wts::WideKey::order({key}) == {order_of(bits):#x}u", f"wts::key_row(static_cast<unsigned>({key})) == {row}u"]
+    for bf16, row in samples():  # a greedy walk's order of a bf16 logit is that of the same fp32, as far as a bf16 goes
+        facts.append(f"wts::NarrowKey::order({key_of(bf16, row):#x}u) == {order_of(bf16 << 16) & 0xFFFF0000:#x}u")
+    hold_in_cpp('#include "common/key.cuh"', facts)
+
+
 def test_constants_that_python_repeats(hold_in_cpp: HoldInCpp) -> None:
-    devices = [load(path.stem) for path in CONFIGS.glob("*.yaml")]
-    most_sms = max(device.sms for device in devices)
-    most_rows = max(device.smem_bytes_per_cta for device in devices) // (4 + 2)  # a row scale and one base logit each
-    record_bytes = latent_records(two_planes(synthetic_inputs(RANK, 1, 1).base_logits[0])).shape[1]
-    shape = "wts::Resident<wts::ResidentShape{6, 3, 132, false}>"
+    most_sms = max(load(path.stem).sms for path in CONFIGS.glob("*.yaml"))
+    mailboxes, two = f"wts::Mailboxes<{most_sms}>", f"2 * wts::KeyCountPair<{most_sms}"
+    pairs = [
+        f"{two}, {n}>::kPairs * wts::KeyCountPair<{most_sms}, {n}>::kStride <= {persistent._PAIR_WORDS} * {n}"
+        for n in (1, 2, 4, 16, 32, 64)
+    ]
     hold_in_cpp(
-        '#include "walk_resident.cuh"',
+        '#include "common/exchange.cuh"',
         [
-            f"wts::kRank == {RANK}",
             f"wts::kMaxSteps == {persistent.MAX_STEPS}",
-            f"wts::LatentInt8::kRecordBytes == {record_bytes}",
-            f"wts::LatentInt8::kSmemBytes == {LATENT_BYTES} && wts::LatentBf16::kSmemBytes <= {LATENT_BYTES}",
-            f"wts::LatentBf16::kRecordBytes == {2 * RANK}",
-            f"OFFSET(base, {shape}::Smem) - OFFSET(shared, {shape}::Smem) == {LOOP_BYTES}",
-            f"{shape}::kWarps == {WARPS} && {shape}::kThreads == {resident_sm90._THREADS}",
-            f"2 * wts::Mailboxes<{most_sms}>::kCopies * wts::Mailboxes<{most_sms}>::kSlots <= {persistent._EXCHANGE_WORDS}",
-            f"2 * wts::KeyCountPair<{most_sms}>::kBank <= {persistent._EXCHANGE_WORDS}",
-            f"64 * wts::Mailboxes<{most_sms}>::kPairs >= {most_sms} && 64 * wts::Mailboxes<132>::kPairs >= 132",
-            f"wts::kLastRow > {most_rows}",
+            *pairs,
+            f"2 * {mailboxes}::kCopies * {mailboxes}::kSlots <= {persistent._MAILBOX_WORDS}",
+            f"64 * {mailboxes}::kPairs >= {most_sms} && 64 * wts::Mailboxes<132>::kPairs >= 132",
+            *(f"sizeof(wts::{template}<132>) > 0" for template in persistent.EXCHANGES.values()),
         ],
     )
-    for template in persistent.EXCHANGES.values():
-        hold_in_cpp('#include "common/exchange.cuh"', [f"sizeof(wts::{template}<132>) > 0"])
+
+
+def test_latents_are_as_large_as_the_planner_thinks(hold_in_cpp: HoldInCpp, cuda_shape: CudaShape) -> None:
+    records = {"int8": latent_records(two_planes(synthetic_inputs(RANK, 1, 1).base_logits[0])).shape[1], "bf16": 2 * RANK}
+    facts = [f"wts::kRank == {RANK}"]
+    for weights, batch in (("int8", 1), ("int8", 4), ("int8", 16), ("bf16", 2)):
+        latent = f"wts::Resident<{cuda_shape(plan(1_000, RANK, H200, weights=weights, batch=batch))}>::Latent"
+        facts += [
+            f"{latent}::kSlotBytes == {LATENT_BYTES[weights]} && {latent}::kRecordBytes == {records[weights]}",
+            f"{latent}::kSlots == {latent_slots(batch)} && {latent}::kSmemBytes == {latent_slots(batch) * LATENT_BYTES[weights]}",
+        ]
+    hold_in_cpp('#include "walk_resident.cuh"', facts)
+
+
+def test_rows_of_a_cta_fit_a_key(hold_in_cpp: HoldInCpp) -> None:
+    """A row must be below kLastRow. Shared memory runs out before."""
+    last = 0xFFFF
+    hold_in_cpp('#include "common/key.cuh"', [f"wts::kLastRow == {last}"])
+    assert H200.smem_bytes_per_cta // 4 < last, "an fp32 row scale each, in every int8 walk"
+    assert StreamingSm90(StreamingOptions(weights="bf16")).smem_bytes(last, 1) > H200.smem_bytes_per_cta

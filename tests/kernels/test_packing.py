@@ -15,14 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kernels.device import DeviceSpec
-from kernels.packing import fragments, latent_records, resident_weights, streaming_weights
-from kernels.placement import RANK, TILE_ROWS, WARPS, Placement, plan
+from kernels.packing import fragments, latent_records, resident_scales, resident_weights, streaming_weights
+from kernels.placement import RANK, TILE_ROWS, WARPS, Place, Placement
 from kernels.quantize import Int8Rows, TwoPlanes, exact_sums, quantize_rows, two_planes
 
 Array = NDArray[Any]
 LANES = [(lane // 4, lane % 4) for lane in range(32)]  # groupID, threadID_in_group
-SMALL = DeviceSpec("small", "sm_90a", sms=2, smem_bytes_per_cta=232_448)
 
 
 def product_s8(a: Array, b: Array, c: Array) -> Array:
@@ -55,14 +53,17 @@ def _accumulators(matrix: Array) -> Array:
 
 
 def operand_b(planes: Array, k_step: int) -> Array:
-    """b0 and b1 of every lane as the kernels read them from `planes` [2, bytes] uint8: chunk t + 4 (k / 2) of plane g % 2, half k % 2."""
-    chunks = planes.reshape(2, -1, 4, 4)  # plane, 16-byte chunk, register (x, y, z, w), byte
+    """b0 and b1 of every lane as the kernels read them from `planes` [requests, 2, bytes] uint8: chunk t + 4 (k / 2), half k % 2.
+
+    Column g of B is plane g % 2 of request g / 2, and again from the first request on.
+    """
+    chunks = planes.reshape(len(planes), 2, -1, 4, 4)  # request, plane, 16-byte chunk, register (x, y, z, w), byte
     half = [2, 3] if k_step % 2 else [0, 1]
-    return np.stack([chunks[group % 2, thread + 4 * (k_step // 2), half] for group, thread in LANES])
+    return np.stack([chunks[group // 2 % len(planes), group % 2, thread + 4 * (k_step // 2), half] for group, thread in LANES])
 
 
 def tile_s8(packed: Array, planes: Array) -> Array:
-    """[32 lanes, 4] accumulators of one packed int8 tile [k-steps, 32, 16] uint8 and one latent [2, rank] int8."""
+    """[32 lanes, 4] accumulators of one packed int8 tile [k-steps, 32, 16] uint8 and latents [requests, 2, rank] int8."""
     d = np.zeros((32, 4), np.int64)
     for k, a in enumerate(packed):
         d = product_s8(a.reshape(32, 4, 4).view(np.int8), operand_b(planes.view(np.uint8), k).view(np.int8), d)
@@ -71,7 +72,7 @@ def tile_s8(packed: Array, planes: Array) -> Array:
 
 def tile_bf16(packed: Array, latent: Array) -> Array:
     """[32 lanes, 4] accumulators of one packed bf16 tile and one latent [rank] as bf16 bits; every column holds the latent."""
-    both = np.stack([latent, latent]).view(np.uint8)
+    both = np.stack([latent, latent]).view(np.uint8)[None]
     d = np.zeros((32, 4))
     for k, a in enumerate(packed):
         d = product_bf16(widened(a.reshape(32, 4, 4).view(np.uint16)), widened(operand_b(both, k).copy().view(np.uint16)), d)
@@ -86,25 +87,23 @@ def integers(*shape: int, low: int = -127, seed: int = 0) -> torch.Tensor:
     return torch.randint(low, 128, shape, dtype=torch.int8, generator=torch.Generator().manual_seed(seed))
 
 
-def latent_of(seed: int, rank: int = RANK) -> TwoPlanes:
-    return TwoPlanes(integers(1, rank, seed=seed), integers(1, rank, low=-128, seed=seed + 1), torch.ones(1))
+def latents_of(count: int, seed: int, rank: int = RANK) -> TwoPlanes:
+    return TwoPlanes(integers(count, rank, seed=seed), integers(count, rank, low=-128, seed=seed + 1), torch.ones(count))
 
 
 def sums_of(d: Array) -> Array:
-    """[16] sums of a tile by row: 256 hi + lo of the even and odd column, as every lane of a quad forms them (all lanes must agree)."""
+    """[4, 16] sums of a tile by column pair and row: 256 hi + lo of columns 2 t and 2 t + 1, as lane t of a quad forms them."""
     pairs = d[:, [0, 2]] * 256 + d[:, [1, 3]]
-    by_row = pairs.reshape(8, 4, 2)
-    assert (by_row == by_row[:, :1]).all(), "columns 0, 2, 4, 6 hold plane hi, 1, 3, 5, 7 plane lo"
-    return by_row[:, 0].T.reshape(16)
+    return pairs.reshape(8, 4, 2).transpose(1, 2, 0).reshape(4, 16)
 
 
 @pytest.mark.parametrize("rank", [128, 256, 512])
 def test_int8_fragments_times_the_latent_are_the_exact_sums(rank: int) -> None:
-    rows, planes = Int8Rows(integers(32, rank, seed=7), torch.ones(32)), latent_of(3, rank)
+    rows, planes = Int8Rows(integers(32, rank, seed=7), torch.ones(32)), latents_of(1, 3, rank)
     packed = fragments(rows.q.view(torch.uint8)).numpy()
-    both = torch.cat([planes.hi, planes.lo]).numpy()
-    sums = np.concatenate([sums_of(tile_s8(tile, both)) for tile in packed])
-    assert sums.tolist() == exact_sums(rows, planes)[0].long().tolist()
+    both = torch.cat([planes.hi, planes.lo]).numpy()[None]
+    sums = np.concatenate([sums_of(tile_s8(tile, both)) for tile in packed], axis=1)
+    assert (sums == exact_sums(rows, planes).long().numpy()).all(), "one request fills all columns"
 
 
 @pytest.mark.parametrize("rank", [64, 256])
@@ -135,42 +134,37 @@ def test_fragments_are_a_permutation_and_lie_where_the_kernels_read(
     assert torch.equal(packed[..., tile, k, lane, 4 * word + byte], places[..., row, column])
 
 
-def small_plan(vocab: int, rf_tiles: int) -> Placement:
-    return plan(vocab, RANK, SMALL, steps=1, rf_tiles=rf_tiles)
+def placement_of(vocab: int, split: tuple[int, int, int], requests: int = 1, weights: str = "int8") -> Placement:
+    """Two CTAs or fewer, whose warps have `split` tiles in registers, in shared memory and streamed."""
+    rows = WARPS * sum(split) * TILE_ROWS
+    return Placement(vocab, 1, -(-vocab // rows), *split, stages=2 * (split[2] > 0), base_slots=1, requests=requests, weights=weights)
 
 
 def resident_tiles(packed: torch.Tensor, placement: Placement) -> dict[int, Array]:
     """Every packed tile [k-steps, 32, 16] by its first row of W2, read and numbered as walk_resident.cuh does.
 
-    Register tile j of a warp lies at (warp tiles_rf + j) kSteps 32 uint4 of its CTA, shared tile `group` at its place behind all register
-    tiles. Group after group, a lane numbers its share of the register tiles first, then the shared one: `first_tile(group)`.
+    A CTA has register tiles, warp after warp, then those that stay in shared memory, then the streamed ones in units of 4 KB. A warp's rows are
+    numbered in the order of `places` (held against the kernel's in test_placement.py).
     """
-    chunks, k_steps = packed.numpy().reshape(-1, 16), RANK // 32
-    rf, shared = placement.register_tiles, placement.smem_tiles
-    near = 3 if shared else 4
-    groups = shared if shared * near >= rf else -(-rf // near)
+    counts = {place: placement.places.count(place) for place in Place}
+    units = packed.numpy().reshape(placement.ctas, WARPS * placement.tiles, -1, 8, 32, 16)  # 4 KB: 8 k-steps of a tile
     found: dict[int, Array] = {}
     for cta in range(placement.ctas):
-        start = cta * placement.rows_per_cta * RANK // 16
         for warp in range(WARPS):
-            registers = start + warp * rf * k_steps * 32
-            ring = start + WARPS * rf * k_steps * 32 + warp * shared * k_steps * 32
-            for group in range(groups):
-                first, last = group * rf // groups, (group + 1) * rf // groups
-                tiles = [(registers, j) for j in range(first, last)] + ([(ring, group)] if group < shared else [])
-                for slot, (origin, tile) in enumerate(tiles):
-                    number = warp * placement.tiles + first + min(group, shared) + slot
-                    at = origin + tile * k_steps * 32
-                    row = cta * placement.rows_per_cta + number * TILE_ROWS
-                    assert row not in found, f"two tiles start at row {row}"
-                    found[row] = chunks[at : at + k_steps * 32].reshape(k_steps, 32, 16)
+            first, before = {}, 0
+            for place, count in counts.items():
+                first[place] = before + warp * count
+                before += WARPS * count
+            for number, place in enumerate(placement.places):
+                row = cta * placement.rows_per_cta + (warp * placement.tiles + number) * TILE_ROWS
+                found[row] = units[cta, first[place] + placement.places[:number].count(place)].reshape(-1, 32, 16)
     return found
 
 
 def decoded(tile: Array) -> Array:
-    """[16, rank] uint8 rows of a packed tile: the inverse of the A table, k-order undone as `operand_b` reads the latent."""
-    rows = np.zeros((16, RANK), np.uint8)
-    for k in range(RANK // 32):
+    """[16, row bytes] uint8 rows of a packed tile: the inverse of the A table, k-order undone as `operand_b` reads the latent."""
+    rows = np.zeros((16, 32 * len(tile)), np.uint8)
+    for k in range(len(tile)):
         for lane, (group, thread) in enumerate(LANES):
             for register in range(4):
                 start = 16 * (thread + 4 * (k // 2)) + 8 * (k % 2) + 4 * (register // 2)
@@ -178,41 +172,70 @@ def decoded(tile: Array) -> Array:
     return rows
 
 
-@pytest.mark.parametrize(
-    ("vocab", "rf_tiles"),
-    [(1, 6), (257, 6), (1500, 6), (2048, 6), (2300, 6), (2100, 5), (1200, 0), (2200, 7), (2304, 9), (1700, 3), (2500, 6)],
-)
-def test_every_row_lies_once_where_the_kernel_numbers_it(vocab: int, rf_tiles: int) -> None:
-    placement = small_plan(vocab, rf_tiles)
-    rows = Int8Rows(integers(vocab, RANK, seed=vocab), 1.0 + torch.arange(vocab, dtype=torch.float32))
-    packed, scale = resident_weights(rows, placement)
+def rows_of(vocab: int, weights: str) -> torch.Tensor:
+    rows = integers(vocab, RANK, seed=vocab)
+    return rows if weights == "int8" else rows.bfloat16()
+
+
+SPLITS = [(1, 0, 0), (6, 3, 0), (0, 5, 0), (9, 0, 0), (6, 4, 5), (0, 0, 3), (3, 1, 2), (2, 0, 6), (5, 1, 1)]
+
+
+@pytest.mark.parametrize("weights", ["int8", "bf16"])
+@pytest.mark.parametrize("split", SPLITS)
+def test_every_row_lies_once_where_the_kernel_numbers_it(split: tuple[int, int, int], weights: str) -> None:
+    vocab = WARPS * sum(split) * TILE_ROWS + 77
+    placement, rows = placement_of(vocab, split, weights=weights), rows_of(vocab, weights)
+    packed = resident_weights(rows, placement)
     count = placement.ctas * placement.rows_per_cta
-    assert (packed.dtype, packed.numel(), scale.dtype, scale.numel()) == (torch.uint8, count * RANK, torch.float32, count)
+    assert (packed.dtype, packed.numel()) == (torch.uint8, count * RANK * rows.itemsize)
     found = resident_tiles(packed, placement)
     assert sorted(found) == list(range(0, count, TILE_ROWS))
-    whole = np.concatenate([decoded(found[row]) for row in sorted(found)])
-    assert (whole[:vocab].view(np.int8) == rows.q.numpy()).all()
-    assert not whole[vocab:].any(), "padding is zero"
+    kept = found if sum(split) < 4 else dict(list(found.items())[:: sum(split) - 1])  # decoding is slow
+    padded = np.zeros((count, RANK * rows.itemsize), np.uint8)
+    padded[:vocab] = rows.view(torch.uint8).numpy()
+    for row, tile in kept.items():
+        assert (decoded(tile) == padded[row : row + TILE_ROWS]).all(), f"rows {row} to {row + TILE_ROWS}, zero past the vocabulary"
 
-    pairs = scale.numpy().reshape(placement.ctas, -1, 2)  # float2 row_scale[kRows / 2] of a CTA
-    for row in range(count):
+
+def test_every_row_lies_once_where_the_kernel_numbers_it_whole() -> None:
+    """Byte for byte, without decoding: tiles are `fragments` of their rows."""
+    for split in SPLITS:
+        vocab = 2 * WARPS * sum(split) * TILE_ROWS - 3
+        placement, rows = placement_of(vocab, split), rows_of(vocab, "int8")
+        padded = torch.cat([rows, torch.zeros(3, RANK, dtype=torch.int8)])
+        expected = fragments(padded.view(torch.uint8)).numpy()
+        for row, tile in resident_tiles(resident_weights(rows, placement), placement).items():
+            assert (tile == expected[row // TILE_ROWS]).all()
+
+
+@pytest.mark.parametrize("split", [(6, 3, 0), (1, 0, 2)])
+def test_row_scales_stand_in_pairs(split: tuple[int, int, int]) -> None:
+    """float2 row_scale[kRows / 2] of a CTA: rows g and g + 8 of a tile."""
+    vocab = WARPS * sum(split) * TILE_ROWS + 41
+    placement = placement_of(vocab, split)
+    scale = resident_scales(1.0 + torch.arange(vocab, dtype=torch.float32), placement)
+    assert (scale.dtype, scale.numel()) == (torch.float32, placement.ctas * placement.rows_per_cta)
+    pairs = scale.numpy().reshape(placement.ctas, -1, 2)
+    for row in range(scale.numel()):
         cta, local = divmod(row, placement.rows_per_cta)
-        g = local % 16 % 8
-        assert pairs[cta, local // 16 * 8 + g, local % 16 // 8] == (row + 1.0 if row < vocab else 0.0)
+        assert pairs[cta, local // 16 * 8 + local % 8, local % 16 // 8] == (row + 1.0 if row < vocab else 0.0)
 
 
-def test_a_resident_step_gives_the_exact_sum_of_every_row() -> None:
-    placement = small_plan(1200, 3)
-    assert placement.in_registers == (True, False, True, True, False), "both tiers take part"
+@pytest.mark.parametrize("requests", [1, 2, 4])
+def test_a_resident_step_gives_the_exact_sum_of_every_row_and_request(requests: int) -> None:
+    placement = placement_of(1200, (3, 1, 1), requests)
+    assert {*placement.places} == {*Place}, "all tiers take part"
     head = torch.randn(1200, RANK, generator=torch.Generator().manual_seed(1)).bfloat16()
-    rows, planes = quantize_rows(head), two_planes(head[41:42])
-    packed, _ = resident_weights(rows, placement)
-    expected = exact_sums(rows, planes)[0].long().tolist()
-    record = latent_records(planes)[0].numpy()
-    both = np.stack([record[:RANK], record[RANK : 2 * RANK]])
+    rows, planes = quantize_rows(head), two_planes(head[41 : 41 + requests])
+    packed = resident_weights(rows.q, placement)
+    expected = exact_sums(rows, planes).long().numpy()
+    records = latent_records(planes).numpy()
+    both = np.stack([records[:, :RANK], records[:, RANK : 2 * RANK]], axis=1)  # request, plane
     for row, tile in list(resident_tiles(packed, placement).items())[::7]:
-        sums = sums_of(tile_s8(tile, both)).tolist()
-        assert sums == (expected[row : row + 16] + [0] * 16)[:16]
+        sums = sums_of(tile_s8(tile, both))
+        wanted = np.zeros((requests, TILE_ROWS), np.int64)
+        wanted[:, : max(1200 - row, 0)] = expected[:, row : row + TILE_ROWS]
+        assert (sums == wanted[np.arange(4) % requests]).all(), "lane t has request t % requests"
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16])

@@ -1,127 +1,259 @@
-"""Every row has one place, no capacity is exceeded, refusals count right, and the CUDA structs agree with the planner's bytes."""
+"""Every row has one place, no capacity is exceeded, what fits stays on chip, and refusals count right."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import pytest
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from kernels.backends.streaming_sm90 import StreamingOptions, StreamingSm90
 from kernels.device import DeviceSpec, load
-from kernels.placement import RANK, WARPS, Placement, plan
+from kernels.placement import GREEDY_BATCH, MAX_BATCH, RANK, SMALL_BATCH, BatchedPlacement, Place, Placement, plan
 from kernels.walk import Unsupported
 
 HoldInCpp = Callable[[str, Iterable[str]], None]
+CudaShape = Callable[[Placement | BatchedPlacement], str]
 H200 = load("h200")
-ROW_BYTES = 256
-TILE_BYTES = 16 * ROW_BYTES
+REQUESTS = [1, 2, 4, 8, 16]
+VOCABS = [1_000, 32_000, 49_153, 129_280, 151_936, 154_880, 163_840, 201_024, 248_320, 262_144]
 
 
-def small(sms: int, smem_bytes_per_cta: int) -> DeviceSpec:
-    return replace(H200, name="small", sms=sms, smem_bytes_per_cta=smem_bytes_per_cta)
+@dataclass(frozen=True)
+class Asked:
+    """What a plan is asked for."""
+
+    vocab: int
+    steps: int = 16
+    batch: int = 1
+    sampling: bool = False
+    weights: str = "int8"
+    rf_tiles: int | None = None
+    sms: int = 132
+    smem_bytes: int = 232_448
+
+    @property
+    def device(self) -> DeviceSpec:
+        return replace(H200, name="small", sms=self.sms, smem_bytes_per_cta=self.smem_bytes)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether walk_resident.cuh serves it."""
+        return self.batch <= (SMALL_BATCH if self.sampling or self.weights == "bf16" else GREEDY_BATCH)
+
+    def plan(self) -> Placement | BatchedPlacement:
+        return plan(
+            self.vocab,
+            RANK,
+            self.device,
+            steps=self.steps,
+            batch=self.batch,
+            sampling=self.sampling,
+            weights=self.weights,
+            rf_tiles=self.rf_tiles,
+        )
+
+
+VOCAB, STEPS, SMS = st.integers(1, 400_000), st.integers(1, 32), st.sampled_from([1, 2, 7, 114, 132, 148])
+SMEM = st.sampled_from([0, 20_000, 101_376, 166_912, 232_448])
+ASKED = st.builds(
+    Asked,
+    vocab=VOCAB,
+    steps=STEPS,
+    batch=st.sampled_from(REQUESTS) | st.integers(1, MAX_BATCH),
+    sampling=st.booleans(),
+    weights=st.sampled_from(["int8", "bf16"]),
+    rf_tiles=st.none() | st.integers(0, 9),
+    sms=SMS,
+    smem_bytes=SMEM,
+)
+SMALL, LARGE = ASKED.filter(lambda asked: asked.is_small), ASKED.filter(lambda asked: not asked.is_small and asked.weights == "int8")
+
+
+def up(size: int, alignment: int) -> int:
+    return -(-size // alignment) * alignment
 
 
 def hand_counted(placement: Placement) -> int:
-    """Dynamic shared memory of a CTA in bytes, part by part."""
-    rows = 8 * (placement.register_tiles + placement.smem_tiles) * 16
-    weights = 8 * placement.smem_tiles * TILE_BYTES or 128  # the empty array is one line long
-    latents = 4 * (2 * 320 + 16)
-    warp_keys, slot, padding, barrier = 32 * 4, 4, 4, 8
-    return weights + latents + rows * 4 + warp_keys + slot + padding + barrier + rows * 2 * placement.steps
+    """Dynamic shared memory of a CTA of walk_resident.cuh in bytes, part by part."""
+    rows, requests = 8 * placement.tiles * 16, placement.requests
+    tile, latent, scales = (16 * 256, 2 * 320 + 16, 4 * rows) if placement.weights == "int8" else (16 * 512, 512, 16)
+    latents = requests * (4 if requests <= 4 else 3) * latent
+    weights = 8 * placement.smem_tiles * tile or 128  # an empty array is one line long
+    stages = 8 * placement.stages * 4096 or 128
+    noise = 4 * requests * rows if placement.sampling else 16
+    warp_keys, slots = requests * 32 * (8 if placement.sampling else 4), 4 * requests
+    barriers = 8 + 8 * max(8 * placement.stages, 1)
+    return weights + stages + latents + scales + noise + up(up(warp_keys + slots, 8) + barriers, 16) + base_bytes(placement)
 
 
-@given(
-    vocab=st.integers(1, 300_000),
-    steps=st.integers(1, 32),
-    rf_tiles=st.integers(0, 9),
-    sms=st.sampled_from([1, 2, 7, 114, 132, 148]),
-    smem_bytes=st.sampled_from([0, 20_000, 101_376, 232_448]),
-)
-@example(vocab=151_936, steps=16, rf_tiles=6, sms=132, smem_bytes=232_448)
-@example(vocab=1, steps=1, rf_tiles=0, sms=132, smem_bytes=232_448)
-@example(vocab=16_896, steps=1, rf_tiles=6, sms=132, smem_bytes=232_448)
-@example(vocab=16_897, steps=1, rf_tiles=6, sms=132, smem_bytes=232_448)
-def test_every_row_has_one_place_within_capacity(vocab: int, steps: int, rf_tiles: int, sms: int, smem_bytes: int) -> None:
-    device = small(sms, smem_bytes)
-    tiles = -(-vocab // (sms * 128))
-    near = min(rf_tiles, tiles)  # registers fill first
-    wanted = hand_counted(Placement(vocab, steps, 0, near, tiles - near))
-    if wanted > smem_bytes:
-        with pytest.raises(Unsupported, match="backend=streaming_sm90 serves it") as refused:
-            plan(vocab, RANK, device, steps=steps, rf_tiles=rf_tiles)
-        too_much = f"needs {(wanted - smem_bytes) * sms / 1e6:.1f} MB more than small"
-        for number in (f"vocab {vocab} in", too_much, f"{near} register tiles", f"{wanted} of {smem_bytes} bytes"):
-            assert number in str(refused.value)
+def base_bytes(placement: Placement) -> int:
+    return 2 * placement.requests * placement.rows_per_cta * placement.base_slots
+
+
+def assert_numbers(refused: Unsupported, asked: Asked) -> None:
+    """The refusal names the vocabulary, what it needs and has, and who serves it."""
+    said = re.match(
+        r"vocab (\d+) needs (\d+) bytes of shared memory a CTA .*; small has (\d+); backend=sglang_\w+ serves it\.$", str(refused)
+    )
+    assert said, str(refused)
+    vocab, needs, has = map(int, said.groups())
+    assert (vocab, has) == (asked.vocab, asked.smem_bytes)
+    assert needs > has
+
+
+def assert_covers(placement: Placement | BatchedPlacement, asked: Asked, row_bytes: int) -> None:
+    """All rows, none twice, no CTA for nothing, no SM too many."""
+    assert (placement.vocab, placement.steps, placement.sampling) == (asked.vocab, asked.steps, asked.sampling)
+    assert asked.batch <= placement.requests
+    assert 1 <= placement.ctas <= asked.sms, "one CTA a SM"
+    assert (placement.ctas - 1) * placement.rows_per_cta < asked.vocab <= placement.ctas * placement.rows_per_cta
+    placed = placement.register_bytes + placement.smem_weight_bytes + placement.streamed_bytes
+    assert placed == placement.ctas * placement.rows_per_cta * row_bytes
+
+
+@given(SMALL)
+@example(Asked(151_936))
+@example(Asked(248_320, batch=4, sampling=True))
+@example(Asked(129_280, weights="bf16"))
+@example(Asked(151_936, batch=16))
+@example(Asked(1, steps=1, rf_tiles=0))
+@example(Asked(16_896, steps=1))
+@example(Asked(16_897, steps=1))
+def test_every_row_of_a_small_batch_has_one_place_within_capacity(asked: Asked) -> None:
+    requests = next(n for n in REQUESTS if asked.batch <= n)
+    tiles, fewest = -(-asked.vocab // (asked.sms * 128)), min(asked.steps, 2 if requests < 16 else 1)
+    unbounded = replace(asked, smem_bytes=10**9).plan()
+    assert isinstance(unbounded, Placement)
+    near = unbounded.register_tiles if asked.rf_tiles is None else min(asked.rf_tiles, tiles)
+    whole = Placement(asked.vocab, asked.steps, 1, near, tiles - near, 0, 0, fewest, requests, asked.sampling, asked.weights)
+    try:
+        placement = asked.plan()
+    except Unsupported as refused:
+        assert_numbers(refused, asked)
+        streamed = replace(whole, smem_tiles=0, streamed_tiles=tiles - near, stages=2)
+        assert min(hand_counted(whole), hand_counted(streamed)) > asked.smem_bytes, "it would have fitted"
         return
-    placement = plan(vocab, RANK, device, steps=steps, rf_tiles=rf_tiles)
-    assert (placement.vocab, placement.steps) == (vocab, steps)
-    assert placement.smem_bytes_per_cta == hand_counted(placement) <= smem_bytes
-    assert (placement.register_tiles, placement.smem_tiles) == (near, tiles - near), "no tile more than the vocabulary needs"
-    assert placement.rows_per_cta == 8 * tiles * 16
-    assert 1 <= placement.ctas <= sms, "one CTA a SM"
-    assert (placement.ctas - 1) * placement.rows_per_cta < vocab <= placement.ctas * placement.rows_per_cta, "every row, no empty CTA"
-    assert placement.register_bytes + placement.smem_weight_bytes == placement.ctas * placement.rows_per_cta * ROW_BYTES
-    assert placement.register_bytes <= 9 * 32 * 4 * 256 * sms, "32 registers a tile and thread"
+    assert isinstance(placement, Placement)
+    assert_covers(placement, asked, 256 if asked.weights == "int8" else 512)
+    assert (placement.requests, placement.weights) == (requests, asked.weights)
+    assert placement.smem_bytes_per_cta == hand_counted(placement) <= asked.smem_bytes
+    assert (placement.tiles, placement.register_tiles) == (tiles, near), "registers first, and no tile more than the vocabulary needs"
+    assert fewest <= placement.base_slots <= asked.steps, "one slot in use and, but for 16 requests, one under way; none for nothing"
+    if placement.streamed_tiles:
+        assert placement.stages >= 2, "one fills while another is read"
+        assert hand_counted(whole) > asked.smem_bytes, "it would have fitted whole"
+        more = replace(placement, smem_tiles=placement.smem_tiles + 1, streamed_tiles=placement.streamed_tiles - 1, base_slots=fewest)
+        assert not more.streamed_tiles or hand_counted(more) > asked.smem_bytes, "one tile more would have stayed"
+    else:
+        assert placement.stages == 0
+        more = replace(placement, base_slots=placement.base_slots + 1)
+        assert placement.base_slots == asked.steps or hand_counted(more) > asked.smem_bytes, "one step more would have fitted"
 
 
-@given(register_tiles=st.integers(0, 9), smem_tiles=st.integers(0, 14))
-def test_groups_hold_at_most_four_tiles_and_end_in_shared_memory(register_tiles: int, smem_tiles: int) -> None:
-    order = Placement(1, 1, 1, register_tiles, smem_tiles).in_registers
-    assert (order.count(True), order.count(False)) == (register_tiles, smem_tiles)
-    runs = "".join("r" if near else "s" for near in order).split("s")  # register tiles before each shared one, then the rest
-    assert all(len(run) <= 3 for run in runs[:-1]), "three and the shared one make four, a lane quad"
-    if runs[-1]:
-        assert smem_tiles * 3 < register_tiles, "only what the shared tiles cannot accompany stands alone"
-    if smem_tiles * 3 >= register_tiles:
-        shares = [len(run) for run in runs[:-1]]
-        assert not shares or max(shares) - min(shares) <= 1, "register tiles are spread evenly among the shared ones"
+@given(LARGE)
+@example(Asked(151_936, batch=64, sampling=True))
+@example(Asked(154_880, batch=32))
+@example(Asked(151_936, batch=5, sampling=True))
+@example(Asked(1, steps=1, batch=64))
+def test_every_row_of_a_large_batch_has_one_place_within_capacity(asked: Asked) -> None:
+    try:
+        placement = asked.plan()
+    except Unsupported as refused:
+        assert_numbers(refused, asked)
+        return
+    assert isinstance(placement, BatchedPlacement)
+    assert_covers(replace(placement, requests=32 * placement.halves), asked, 256)
+    assert placement.halves == (1 if asked.batch <= 32 else 2)
+    assert placement.smem_bytes_per_cta <= asked.smem_bytes
+    assert placement.tiles == max(-(-asked.vocab // (asked.sms * 64)), 4), (
+        "a tile for each warpgroup, and no more than the vocabulary needs"
+    )
+    assert placement.resident_tiles + placement.streamed_tiles == placement.tiles
+    whole = replace(placement, resident_tiles=placement.tiles, stages=0)
+    if placement.streamed_tiles:
+        assert placement.stages % 4 == 0 < placement.stages, "a ring for each warpgroup"
+        assert whole.smem_bytes_per_cta > asked.smem_bytes, "it would have fitted whole"
+        more = replace(placement, resident_tiles=placement.resident_tiles + 1)
+        assert more.streamed_tiles == 0 or more.smem_bytes_per_cta > asked.smem_bytes, "one tile more would have stayed"
+    else:
+        assert placement == whole
+
+
+@given(register_tiles=st.integers(0, 9), smem_tiles=st.integers(0, 14), streamed_tiles=st.integers(0, 14))
+def test_places_mix_the_tiers_evenly(register_tiles: int, smem_tiles: int, streamed_tiles: int) -> None:
+    """So that shared memory and the stages are never asked for more than the tensor cores can wait for."""
+    assume(register_tiles + smem_tiles + streamed_tiles > 0)
+    places = Placement(1, 1, 1, register_tiles, smem_tiles, streamed_tiles).places
+    assert [places.count(place) for place in Place] == [register_tiles, smem_tiles, streamed_tiles]
+    others = [place for place in places if place is not Place.REGISTERS]
+    at = [i for i, place in enumerate(others) if place is Place.STREAMED]
+    gaps = [later - earlier for earlier, later in pairwise([-1, *at])]
+    assert not gaps or max(gaps) - min(gaps) <= 1, "streamed tiles stand evenly among the others"
+    for end in range(len(places)):
+        share = register_tiles * end / len(places)
+        assert abs(places[:end].count(Place.REGISTERS) - share) <= 4, "each group of four has its share of the register tiles"
 
 
 def test_the_papers_head_on_an_h200() -> None:
     placement = plan(151_936, 256, H200)
-    assert (placement.ctas, placement.register_tiles, placement.smem_tiles) == (132, 6, 3)
-    assert placement.in_registers == (True, True, False, True, True, False, True, True, False)
+    assert isinstance(placement, Placement)
+    assert (placement.ctas, placement.register_tiles, placement.smem_tiles, placement.streamed_tiles) == (132, 6, 3, 0)
     assert placement.register_bytes == 132 * 8 * 6 * 4096 == 25_952_256
     assert placement.smem_weight_bytes == 132 * 8 * 3 * 4096 == 12_976_128
-    assert placement.smem_bytes_per_cta == 98_304 + 2_624 + 4_608 + 144 + 36_864
+    assert (placement.base_slots, placement.streamed_bytes) == (16, 0)
+    assert placement.smem_bytes_per_cta == 98_304 + 128 + 2_624 + 4_608 + 16 + 160 + 36_864
+
+
+def test_what_the_paper_streams_stays_on_chip_as_far_as_it_fits() -> None:
+    """V = 248,320: the paper reads 41 MB at every step."""
+    for batch, sampling in ((1, False), (1, True), (2, False), (4, False), (4, True)):
+        placement = plan(248_320, 256, H200, steps=15, batch=batch, sampling=sampling)
+        assert placement.register_bytes + placement.smem_weight_bytes + placement.streamed_bytes >= 248_320 * 256
+        assert placement.streamed_bytes < 35e6
+    assert plan(248_320, 256, H200, steps=15).streamed_bytes < 22e6
+
+
+def test_shared_memory_of_a_large_batch_counted_by_hand() -> None:
+    placement = plan(49_153, 256, H200, batch=64)
+    assert isinstance(placement, BatchedPlacement)
+    assert (placement.ctas, placement.tiles, placement.resident_tiles, placement.stages, placement.halves) == (129, 6, 6, 0, 2)
+    weights, scales, best, tokens, newest, drawing, full, empty = 6 * 64 * 256, 4 * 6 * 64, 2 * 64 * 8, 64 * 4, 2 * 4, 16, 6 * 8, 8
+    assert placement.smem_bytes_per_cta == up(weights + scales + best + up(tokens + newest, 16) + drawing + full + empty, 128)
 
 
 @pytest.mark.parametrize("name", ["h100", "h200"])
-def test_the_largest_vocabulary_that_fits(name: str) -> None:
-    """11 tiles a warp: 163,840 bytes of weights, 5,632 of scales, 45,056 of base logits and 2,768 of state; a twelfth needs 37,376 more."""
+def test_the_largest_vocabulary_that_fits_whole(name: str) -> None:
+    """12 tiles a warp at up to 8 steps in shared memory; a thirteenth tile goes to L2."""
     device = load(name)
-    assert plan(132 * 8 * 11 * 16, 256, device).smem_bytes_per_cta == 217_296
-    refusal = f"vocab 185857 in int8 (47.6 MB) with 16 steps of base logits needs 2.9 MB more than {name} keeps on chip (6 register tiles a warp, 254672 of 232448"
-    with pytest.raises(Unsupported) as refused:
-        plan(132 * 8 * 11 * 16 + 1, 256, device)
-    assert refusal in str(refused.value)
-    assert plan(132 * 8 * 12 * 16, 256, device, steps=8).tiles == 12, "fewer base logits leave room for it"
-
-
-def test_a_vocabulary_beyond_the_chip_is_refused_with_the_numbers() -> None:
-    refusal = (
-        "vocab 248320 in int8 (63.6 MB) with 16 steps of base logits needs 17.7 MB more than h200 keeps on chip "
-        "(6 register tiles a warp, 366800 of 232448 bytes of shared memory a CTA); backend=streaming_sm90 serves it."
-    )
-    with pytest.raises(Unsupported) as refused:
-        plan(248_320, 256, H200)
-    assert str(refused.value) == refusal
+    last = plan(132 * 8 * 12 * 16, 256, device)
+    beyond = plan(132 * 8 * 12 * 16 + 1, 256, device)
+    assert isinstance(last, Placement)
+    assert (last.tiles, last.streamed_bytes) == (12, 0)
+    assert beyond.streamed_bytes > 0
 
 
 @pytest.mark.parametrize(
-    ("rank", "device", "message"),
+    ("rank", "device", "asked", "message"),
     [
-        (128, "h200", "serves rank 256 only; got rank 128; backend=sglang_greedy"),
-        (256, "b200", "needs sm_90a; device=b200 is sm_100a"),
-        (256, "cpu", "needs sm_90a; device=cpu is cpu"),
+        (128, "h200", {}, "serves rank 256 only; got rank 128; backend=sglang_greedy"),
+        (256, "b200", {}, "needs sm_90a; device=b200 is sm_100a"),
+        (256, "cpu", {}, "needs sm_90a; device=cpu is cpu"),
+        (256, "h200", {"batch": 65}, "up to 64 requests; got batch 65; split it, or take backend=sglang_folded"),
+        (
+            256,
+            "h200",
+            {"batch": 5, "weights": "bf16"},
+            "up to 4 requests; got batch 5; take weights=int8",
+        ),
     ],
 )
-def test_other_ranks_and_devices_are_refused(rank: int, device: str, message: str) -> None:
+def test_other_ranks_devices_and_batches_are_refused(rank: int, device: str, asked: dict, message: str) -> None:
     with pytest.raises(Unsupported, match=message):
-        plan(1000, rank, load(device))
+        plan(1000, rank, load(device), **asked)
 
 
 @pytest.mark.parametrize("rf_tiles", [-1, 10])
@@ -130,69 +262,7 @@ def test_register_tiles_out_of_range(rf_tiles: int) -> None:
         plan(1000, 256, H200, rf_tiles=rf_tiles)
 
 
-RESIDENT = """#include "walk_resident.cuh"
-using wts::Resident;
-using wts::ResidentShape;
-template <ResidentShape S>
-struct Facts {
-  using R = Resident<S>;
-  // Bit i: tile i of a warp, in the order of its rows, lies in shared memory.
-  static constexpr unsigned in_smem() {
-    unsigned bits = 0;
-    for (int group = 0; group < S.tiles_smem; group++) bits |= 1u << (R::first_tile(group + 1) - 1);
-    return bits;
-  }
-  // The register tiles take the other places, in order, and a group is a lane quad at most.
-  static constexpr bool well_formed() {
-    unsigned taken = in_smem();
-    for (int group = 0, last = -1; group < R::kGroups; group++) {
-      if (R::tiles(group) < 1 || R::tiles(group) > 4) return false;
-      for (int j = R::first_register_tile(group); j < R::first_register_tile(group + 1); j++) {
-        const int place = R::first_tile(group) + j - R::first_register_tile(group);
-        if (taken >> place & 1 || place <= last) return false;
-        taken |= 1u << place, last = place;
-      }
-    }
-    return taken == (1u << R::kTiles) - 1 && R::first_register_tile(R::kGroups) == S.tiles_rf;
-  }
-};
-"""
-
-
-def resident_facts(register_tiles: int, smem_tiles: int) -> list[str]:
-    placement = Placement(0, 5, 132, register_tiles, smem_tiles)
-    shape = f"ResidentShape{{{register_tiles}, {smem_tiles}, 132, false}}"
-    in_smem = sum(1 << place for place, near in enumerate(placement.in_registers) if not near)
-    until_base = placement.smem_bytes_per_cta - 5 * 2 * placement.rows_per_cta
-    return [
-        f"Facts<{shape}>::in_smem() == {in_smem}u && Facts<{shape}>::well_formed()",
-        f"Resident<{shape}>::kRows == {placement.rows_per_cta} && Resident<{shape}>::kTiles == {placement.tiles}",
-        f"OFFSET(base, Resident<{shape}>::Smem) == {until_base}",
-    ]
-
-
-SHAPES = [(rf, smem) for rf in range(10) for smem in range(14) if rf + smem > 0 and (rf in (0, 5, 6, 9) or smem in (0, 1, 2, 5))]
-
-
-def test_rows_and_bytes_of_the_resident_kernel_are_the_planners(hold_in_cpp: HoldInCpp) -> None:
-    hold_in_cpp(
-        RESIDENT, [fact for shape in SHAPES for fact in resident_facts(*shape)] + [f"Resident<ResidentShape{{6, 3}}>::kWarps == {WARPS}"]
-    )
-
-
-@pytest.mark.parametrize(("weights", "waste_bytes"), [("int8", 0), ("bf16", 4 * (2 * 320 + 16) - 4 * 512)])
-def test_bytes_of_the_streaming_kernel_are_the_backends(weights: str, waste_bytes: int, hold_in_cpp: HoldInCpp) -> None:
-    """bf16 latents are shorter than the int8 ones that both are given room for: 576 bytes."""
-    facts = []
-    for vocab, warps, depth in ((1, 12, 3), (1_000, 8, 4), (49_153, 12, 1), (151_936, 12, 3), (248_320, 4, 2)):
-        backend = StreamingSm90(StreamingOptions(weights, warps, depth))
-        tiles = backend.tiles(vocab, H200)
-        assert tiles % depth == 0
-        assert (tiles - depth) * H200.sms * warps * 16 < vocab <= tiles * H200.sms * warps * 16
-        rows = warps * tiles * 16
-        shape = f"wts::StreamingShape{{{str(weights == 'bf16').lower()}, {warps}, {tiles}, {depth}, 40, 132, false}}"
-        facts += [
-            f"wts::Streaming<{shape}>::kRows == {rows}",
-            f"OFFSET(base, wts::Streaming<{shape}>::Smem) + {waste_bytes} == {backend.smem_bytes(rows, 7) - 7 * 2 * rows}",
-        ]
-    hold_in_cpp('#include "walk_streaming.cuh"', facts)
+@pytest.mark.parametrize("asked", [{"vocab": 0}, {"steps": 0}, {"batch": 0}])
+def test_a_walk_of_nothing(asked: dict) -> None:
+    with pytest.raises(ValueError, match="needs vocab, steps and batch of at least 1"):
+        plan(**({"vocab": 1000, "rank": 256, "device": H200} | asked))

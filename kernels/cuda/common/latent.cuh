@@ -1,7 +1,6 @@
 // The latent u = W1[token] of one step: its record in global memory and its place in shared memory.
 //
-// A latent's place is a slot, named by its byte offset: the current one and candidates for the next share `kLatentSlots`. Every request of
-// the batch has its own slots.
+// A latent's place is a slot, named by its byte offset: the current one and candidates for the next share the request's slots.
 //
 // int8: a record is 528 bytes, plane hi (256), plane lo (256), the fp32 scale of lo, padding. In shared memory the planes lie 320 bytes
 // apart: the four lanes t = 0..3 of an mma.sync fragment read 16-byte chunks t, t + 4, t + 8, t + 12 of two planes, eight different groups
@@ -12,10 +11,13 @@
 namespace wts {
 
 constexpr int kRank = 256;
-constexpr int kLatentSlots = 4;
 
+// How many slots a request has.
+__host__ __device__ constexpr int latent_slots(int requests) { return requests <= 4 ? 4 : 3; }
+
+template <int kSlotCount>
 struct LatentInt8 {
-  static constexpr int kRecordBytes = 2 * kRank + 16, kSlots = kLatentSlots;
+  static constexpr int kRecordBytes = 2 * kRank + 16, kSlots = kSlotCount;
   static constexpr int kPlaneStride = kRank + 64;
   static constexpr int kSlotBytes = 2 * kPlaneStride + 16;  // the scale last
   static constexpr int kSmemBytes = kSlots * kSlotBytes;
@@ -47,8 +49,9 @@ struct LatentInt8 {
 
 // bf16: a record is the row of W1 itself, copied as it is. Lane (g, t) of an mma.sync fragment reads 16-byte chunks t, t + 4, ...: no two
 // lanes share a bank unless they share the chunk.
+template <int kSlotCount>
 struct LatentBf16 {
-  static constexpr int kRecordBytes = 2 * kRank, kSlots = kLatentSlots;
+  static constexpr int kRecordBytes = 2 * kRank, kSlots = kSlotCount;
   static constexpr int kSlotBytes = kRecordBytes, kSmemBytes = kSlots * kSlotBytes;
 
   uint8_t* smem;
