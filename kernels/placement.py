@@ -253,7 +253,7 @@ def _plan_small(vocab: int, device: DeviceSpec, steps: int, batch: int, sampling
     least = placed(0, _STAGES, fewest)
     raise Unsupported(
         f"vocab {vocab} needs {least.smem_bytes_per_cta} bytes of shared memory a CTA for base logits, scales and two stages of weights; "
-        f"{device.name} has {device.smem_bytes_per_cta}; backend=sglang_greedy serves it."
+        f"{device.name} has {device.smem_bytes_per_cta}; backend={'sglang_folded' if sampling else 'sglang_greedy'} serves it."
     )
 
 
@@ -270,7 +270,7 @@ def _plan_batched(vocab: int, device: DeviceSpec, steps: int, batch: int, sampli
             return placement
     raise Unsupported(
         f"vocab {vocab} needs {choices[-1].smem_bytes_per_cta} bytes of shared memory a CTA for row scales and a ring of weights; "
-        f"{device.name} has {device.smem_bytes_per_cta}; backend=sglang_greedy serves it."
+        f"{device.name} has {device.smem_bytes_per_cta}; backend={'sglang_folded' if sampling else 'sglang_greedy'} serves it."
     )
 
 

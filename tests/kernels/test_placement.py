@@ -96,13 +96,12 @@ def base_bytes(placement: Placement) -> int:
 
 def assert_numbers(refused: Unsupported, asked: Asked) -> None:
     """The refusal names the vocabulary, what it needs and has, and who serves it."""
-    said = re.match(
-        r"vocab (\d+) needs (\d+) bytes of shared memory a CTA .*; small has (\d+); backend=sglang_\w+ serves it\.$", str(refused)
-    )
+    said = re.match(r"vocab (\d+) needs (\d+) bytes of shared memory a CTA .*; small has (\d+); backend=(\w+) serves it\.$", str(refused))
     assert said, str(refused)
-    vocab, needs, has = map(int, said.groups())
-    assert (vocab, has) == (asked.vocab, asked.smem_bytes)
-    assert needs > has
+    vocab, needs, has, backend = said.groups()
+    assert (int(vocab), int(has)) == (asked.vocab, asked.smem_bytes)
+    assert int(needs) > int(has)
+    assert backend == ("sglang_folded" if asked.sampling else "sglang_greedy"), "the latter cannot draw"
 
 
 def assert_covers(placement: Placement | BatchedPlacement, asked: Asked, row_bytes: int) -> None:
