@@ -138,7 +138,7 @@ def _reasons(found: Found) -> list[str]:
     for cell, latency in found.items():
         for variant, reason in latency.gaps.items():
             cells.setdefault((variant, reason), []).append(cell)
-    lines = [f"{look(variant).label}, {_where(at, found)}: {reason[:110]}" for (variant, reason), at in cells.items()]
+    lines = [f"{look(variant).label}, {_where(at, found)}: {reason[:150]}" for (variant, reason), at in cells.items()]
     return (
         lines
         if len(lines) <= MAX_REASONS
@@ -163,4 +163,6 @@ def _where(cells: list[Cell], found: Found) -> str:
     walks: dict[str, list[int]] = {}
     for cell in sorted(cells, key=lambda cell: (vocab.get(cell.head, inf), cell.steps, cell.temperature, cell.batch)):
         walks.setdefault(f"V = {vocab[cell.head]:,}, {cell.steps} steps, T = {cell.temperature:g}", []).append(cell.batch)
+    if len(walks) == len(TEMPERATURES) and len(cells) == len(TEMPERATURES) * len(BATCHES) and len({cell.steps for cell in cells}) == 1:
+        return next(iter(walks)).rpartition(", T")[0]
     return "; ".join(walk if len(at) == len(BATCHES) else f"{walk}, batch {', '.join(map(str, at))}" for walk, at in walks.items())

@@ -138,7 +138,7 @@ struct Batched {
     bool keeps;  // its corrected logits
   };
 
-  // A thread's best group of 16 rows so far. (Its logits in shared memory instead: 24 % slower.)
+  // A thread's best group of 16 rows so far.
   struct Best {
     float score;
     int tile;
