@@ -40,8 +40,8 @@ struct Candidate {
   __device__ uint32_t key() const { return candidate_key(__float_as_uint(__fadd_rn(logit, 0.0f)), row); }
 };
 
-// What warps and CTAs compare. Lanes with the same `lane % kBatch` hold candidates of the same request; `over_warp` finds the best of each such
-// set for all its lanes, `over` that of `kLanes` neighbouring lanes.
+// What warps and CTAs compare. Lanes with the same `lane % kBatch` hold candidates of the same request; `over_warp` finds the best of each
+// such set for all its lanes, `over` that of `kLanes` neighbouring lanes.
 
 // Greedy walks: the 16 bits of a bf16 logit and the row fit one word.
 struct NarrowKey {

@@ -34,8 +34,8 @@ struct LatentInt8 {
 
   __device__ float scale(int slot) const { return *reinterpret_cast<const float*>(smem + slot + 2 * kPlaneStride); }
 
-  // The B operand of mma.sync, in the order kernels/packing.py packs A: lane (g, t) holds plane g % 2 of its column's request and reads chunks
-  // t + 4 i, at 4 i here; each serves two k-steps.
+  // The B operand of mma.sync, in the order kernels/packing.py packs A: lane (g, t) holds plane g % 2 of its column's request and reads
+  // chunks t + 4 i, at 4 i here; each serves two k-steps.
   __device__ const uint4* chunks(int slot) const {
     const int lane = threadIdx.x % 32;
     return reinterpret_cast<const uint4*>(smem + slot + lane / 4 % 2 * kPlaneStride + lane % 4 * 16);

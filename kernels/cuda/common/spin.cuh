@@ -7,10 +7,10 @@
 namespace wts {
 
 #ifdef WTS_SPIN_LIMIT
-#define WTS_COUNT_POLL(polls, where)                                                                                             \
-  if (++(polls) > WTS_SPIN_LIMIT) {                                                                                              \
+#define WTS_COUNT_POLL(polls, where)                                                                                                \
+  if (++(polls) > WTS_SPIN_LIMIT) {                                                                                                 \
     printf("walk: CTA %d thread %d gave up after %d polls at %d\n", (int)blockIdx.x, (int)threadIdx.x, (int)WTS_SPIN_LIMIT, where); \
-    __trap();                                                                                                                    \
+    __trap();                                                                                                                       \
   }
 #else
 #define WTS_COUNT_POLL(polls, where)

@@ -1,10 +1,9 @@
 // The loop of the walks that use mma.sync. An engine scores the rows of its CTA; the loop finds the tokens, feeds them back and goes on.
 //
-// An engine offers: kThreads, kRows (of a CTA), kBatch (requests: 1, 2, 4, 8 or 16), Key, Latent, `latent(request)`, `shared` (its LoopState),
-// `load(round)`, `score(step, best)` and `meanwhile(step, thread, threads)`. Lane (g, t) of a warp finds the best rows of requests
-// t % kBatch, t + 4, t + 8 and t + 12, as far as there are.
-// A step costs one exchange: warp r makes it for requests r and r + 8, while the others, or all after they have posted, do what does not
-// depend on the token.
+// An engine offers: kThreads, kRows (of a CTA), kBatch (requests: 1, 2, 4, 8 or 16), Key, Latent, `latent(request)`, `shared` (its
+// LoopState), `load(round)`, `score(step, best)` and `meanwhile(step, thread, threads)`. Lane (g, t) of a warp finds the best rows of
+// requests t % kBatch, t + 4, t + 8 and t + 12, as far as there are. A step costs one exchange: warp r makes it for requests r and r + 8,
+// while the others, or all after they have posted, do what does not depend on the token.
 #pragma once
 #include "common/exchange.cuh"
 #include "common/params.cuh"
@@ -24,7 +23,8 @@ __device__ const uint8_t* latent_record(const Params& p, uint32_t token) {
   return p.latents + static_cast<uint64_t>(min(token, static_cast<uint32_t>(p.latent_vocab - 1))) * Latent::kRecordBytes;
 }
 
-// Stamp `index` of the clocks: SM cycles for resolution, nanoseconds because the SM clock inside a walk is not the one seen beside a sample.
+// Stamp `index` of the clocks: SM cycles for resolution, nanoseconds because the SM clock inside a walk is not the one seen beside a
+// sample.
 template <bool kClocks>
 __device__ void stamp(const Params& p, int index) {
   if constexpr (kClocks) {
@@ -39,9 +39,9 @@ __device__ void walk_loop(Engine& engine, const Params& p) {
   using Latent = typename Engine::Latent;
   using Key = typename Engine::Key;
   constexpr int kBatch = Engine::kBatch, kWarps = Engine::kThreads / 32;
-  constexpr int kQuad = kBatch < 4 ? kBatch : 4, kBlocks = kBatch / kQuad;   // requests that a quad of lanes and that a lane serves
-  constexpr int kTurns = (kBatch + kWarps - 1) / kWarps;                     // requests that a warp exchanges for
-  constexpr int kExchanging = 32 * (kBatch < kWarps ? kBatch : kWarps);      // threads
+  constexpr int kQuad = kBatch < 4 ? kBatch : 4, kBlocks = kBatch / kQuad;  // requests that a quad of lanes and that a lane serves
+  constexpr int kTurns = (kBatch + kWarps - 1) / kWarps;                    // requests that a warp exchanges for
+  constexpr int kExchanging = 32 * (kBatch < kWarps ? kBatch : kWarps);     // threads
   constexpr bool kSomeIdle = kExchanging < Engine::kThreads;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const auto request = [&](int turn) { return kBatch == 1 ? 0 : warp + turn * kWarps; };
@@ -89,7 +89,8 @@ __device__ void walk_loop(Engine& engine, const Params& p) {
           step,
           [&](Winner leader) {
             if (++fetched > Latent::kSlots - 1) copy_async_wait();  // a slot is free again only when its copy has landed
-            engine.latent(request(turn)).fetch((slot[turn] + fetched) % Latent::kSlots * Latent::kSlotBytes, record(leader.cta, leader.row));
+            engine.latent(request(turn))
+                .fetch((slot[turn] + fetched) % Latent::kSlots * Latent::kSlotBytes, record(leader.cta, leader.row));
           },
           request(turn));
       slot[turn] = (slot[turn] + fetched) % Latent::kSlots;
