@@ -15,7 +15,7 @@ from experiments.outcome import Outcome, Row, of_error
 from experiments.plan import Plan
 from experiments.schema import Config, Variant
 from experiments.schema import Placement as Ask
-from experiments.workload import assert_arch, create
+from experiments.workload import assert_arch, assert_variants, create
 from kernels.backends.resident_sm90 import ResidentSm90
 from kernels.cost import predict, rates
 from kernels.device import check_live
@@ -28,8 +28,7 @@ run_replica = step_slope.run_replica
 def run(plan: Plan) -> Outcome:
     """Plans first, which also compiles every kernel once, before replicas have to do it in their time."""
     ask = cast(Ask, plan.config.experiment)
-    for place, variant in enumerate(ask.variants):
-        create(variant.backend, variant.options, f"experiment.variants[{place}].options")
+    assert_variants(ask.variants)
     check_live(plan.config.device)
     rows = [_row(plan.config, ask, variant) for variant in progress(ask.variants, "kernels")]
     outcome = step_slope.run(plan)

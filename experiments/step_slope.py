@@ -14,7 +14,7 @@ from experiments.replicas import Part, gather, run_replicas
 from experiments.schema import StepSlope, Variant
 from experiments.step_clocks import step_clocks
 from experiments.stopwatch import Stopwatch
-from experiments.workload import Arm, Workload, cell_columns, create, stopwatch_for
+from experiments.workload import Arm, Workload, assert_variants, cell_columns, stopwatch_for
 from kernels.device import check_live
 from kernels.walk import ClockedWalk
 
@@ -22,8 +22,7 @@ from kernels.walk import ClockedWalk
 def run(plan: Plan) -> Outcome:
     """Every replica in a fresh process; their rows together."""
     ask = _ask(plan)
-    for place, variant in enumerate(ask.variants):  # a typo is told once, here, before anything is measured
-        create(variant.backend, variant.options, f"experiment.variants[{place}].options")
+    assert_variants(ask.variants)
     check_live(plan.config.device)
     parts = run_replicas(plan, ask.replicas, ask.replica_timeout_s)
     return gather(parts, ("samples", "cells", "step_clocks"), lambda part: _lost(plan, part), ask.timing.clock_tolerance)

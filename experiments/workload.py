@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakValueDictionary
@@ -15,7 +15,7 @@ from experiments.convert import ConfigError, convert
 from experiments.examiner import Examiner, Oracle, Repeatable, Repeating, Unrepeatable
 from experiments.floor import memory_floor_us
 from experiments.outcome import Row
-from experiments.schema import GREEDY, Config
+from experiments.schema import GREEDY, Config, Variant
 from experiments.stopwatch import L2, CpuStopwatch, Stopwatch
 from experiments.subject import Subject
 from kernels import registry
@@ -178,6 +178,16 @@ def create(backend: str, options: Mapping[str, Any], key: str = "backend.options
         raise
     except (KeyError, ValueError, TypeError) as error:
         raise ConfigError(f"backend: {error.args[0]}") from error
+
+
+def assert_variants(variants: Sequence[Variant]) -> None:
+    """A typo in any arm of a comparison is told once, before anything is measured.
+
+    Raises:
+        ConfigError: as `create`.
+    """
+    for place, variant in enumerate(variants):
+        create(variant.backend, variant.options, f"experiment.variants[{place}].options")
 
 
 def assert_arch(backend: Backend, device: DeviceSpec) -> None:

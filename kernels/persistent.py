@@ -109,10 +109,10 @@ def admit(name: str, head: Head, limits: Limits, device: DeviceSpec, *, max_batc
         raise Unsupported(f"{name} walks {most} at a time; got max_batch {limits.max_batch}; backend=sglang_folded serves any batch.")
     if limits.max_steps > MAX_STEPS:
         raise Unsupported(
-            f"{name} walks up to {MAX_STEPS} steps a launch; got max_steps {limits.max_steps}; backend=sglang_greedy serves any."
+            f"{name} walks up to {MAX_STEPS} steps a launch; got max_steps {limits.max_steps}; backend=sglang_folded serves any."
         )
     if markov.rank != RANK:
-        raise Unsupported(f"{name} serves rank {RANK} only; got rank {markov.rank}; backend=sglang_greedy serves every rank.")
+        raise Unsupported(f"{name} serves rank {RANK} only; got rank {markov.rank}; backend=sglang_folded serves every rank.")
     if device.arch != "sm_90a":
         raise Unsupported(f"{name} needs sm_90a; device={device.name} is {device.arch}; choose device=h100 or h200, or backend=reference.")
     return markov

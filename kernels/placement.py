@@ -16,7 +16,7 @@ RANK = 256
 WARPS = 8  # a CTA of walk_resident.cuh; 255 registers a thread leave room for exactly these
 TILE_ROWS = 16  # of mma.sync
 SMALL_BATCH = 4  # the eight columns of an MMA are four requests in two int8 planes
-GREEDY_BATCH = 16  # requests that walk_resident.cuh serves if all are greedy: four column blocks; above that walk_batched.cuh is faster
+GREEDY_BATCH = 16  # requests that walk_resident.cuh serves if all are greedy: four column blocks; more leave no registers for weights
 MAX_BATCH = 64  # requests that walk_batched.cuh serves
 BATCHED_TILE_ROWS = 64
 LATENT_BYTES = {"int8": 2 * 320 + 16, "bf16": 512}  # of a slot, kernels/cuda/common/latent.cuh
@@ -58,6 +58,11 @@ class Placement:
     requests: int = 1
     sampling: bool = False
     weights: str = "int8"
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA."""
+        return 32 * WARPS
 
     @property
     def tiles(self) -> int:
@@ -141,6 +146,11 @@ class BatchedPlacement:
     sampling: bool = False
 
     @property
+    def threads(self) -> int:
+        """Of a CTA: four warpgroups."""
+        return 512
+
+    @property
     def streamed_tiles(self) -> int:
         return self.tiles - self.resident_tiles
 
@@ -208,7 +218,7 @@ def plan(
     if vocab < 1 or steps < 1 or batch < 1:
         raise ValueError(f"a walk needs vocab, steps and batch of at least 1; got {vocab}, {steps} and {batch}.")
     if rank != RANK:
-        raise Unsupported(f"resident_sm90 serves rank {RANK} only; got rank {rank}; backend=sglang_greedy serves every rank.")
+        raise Unsupported(f"resident_sm90 serves rank {RANK} only; got rank {rank}; backend=sglang_folded serves every rank.")
     if device.arch != "sm_90a":
         raise Unsupported(
             f"resident_sm90 needs sm_90a; device={device.name} is {device.arch}; choose device=h100 or h200, or backend=reference."

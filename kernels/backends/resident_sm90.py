@@ -13,12 +13,10 @@ from kernels.driver import LaunchShape
 from kernels.heads.markov import MarkovHead
 from kernels.packing import batched_weights, latent_records, padded_scales, resident_scales, resident_weights
 from kernels.persistent import PersistentWalk, Weights, admit, admit_exchange, cpp, entry_source, load
-from kernels.placement import MAX_BATCH, SMALL_BATCH, WARPS, BatchedPlacement, Placement, plan
+from kernels.placement import MAX_BATCH, SMALL_BATCH, BatchedPlacement, Placement, plan
 from kernels.quantize import two_planes
 from kernels.registry import register
 from kernels.walk import Head, Limits, NanRule, NoiseRule, Resources, Rounding, Unsupported
-
-_BATCHED_THREADS = 512
 
 
 @dataclass(frozen=True)
@@ -110,7 +108,7 @@ class ResidentSm90:
                 sampling=placement.sampling,
                 max_ctas=device.sms,
             )
-            entry, threads, shape, exchange = "walk_batched", _BATCHED_THREADS, f"wts::BatchedShape{{{fields}}}", None
+            entry, shape, exchange = "walk_batched", f"wts::BatchedShape{{{fields}}}", None
         else:
             fields = cpp(
                 bf16=placement.weights == "bf16",
@@ -123,16 +121,15 @@ class ResidentSm90:
                 max_ctas=device.sms,
                 clocks=options.clocks,
             )
-            entry, threads, shape, exchange = "walk_resident", 32 * WARPS, f"wts::ResidentShape{{{fields}}}", options.exchange
-        source = entry_source(f"{entry}.cuh", entry, threads, shape, exchange, options.spin_limit)
+            entry, shape, exchange = "walk_resident", f"wts::ResidentShape{{{fields}}}", options.exchange
+        source = entry_source(f"{entry}.cuh", entry, placement.threads, shape, exchange, options.spin_limit)
         return build(source, entry, device.arch, allow_spills=options.allow_spills or options.spin_limit > 0)
 
     def prepare(self, head: Head, limits: Limits, device: DeviceSpec) -> PersistentWalk:
         markov = admit(self.name, head, limits, device, max_batch=MAX_BATCH, sampling=True)
         placement, kernel = self.fit(markov.vocab, markov.rank, limits, device)
         batched = isinstance(placement, BatchedPlacement)
-        threads = _BATCHED_THREADS if batched else 32 * WARPS
-        shape = LaunchShape(placement.ctas, threads, placement.smem_bytes_per_cta, cooperative=True)
+        shape = LaunchShape(placement.ctas, placement.threads, placement.smem_bytes_per_cta, cooperative=True)
         function = load(kernel, shape)
         weights = _weights(markov, placement)
         scale_bytes = 0 if weights.row_scale is None else 4 * markov.vocab

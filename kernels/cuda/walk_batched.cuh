@@ -37,6 +37,7 @@ struct Batched {
   static constexpr int kRecordBytes = LatentInt8<1>::kRecordBytes;
   static constexpr int kTileRows = 64, kTileBytes = kTileRows * kRank;
   static constexpr int kRows = S.tiles * kTileRows;  // of a CTA
+  static_assert(kRows <= static_cast<int>(kLastRow), "a key has 16 bits for a row");
   static constexpr int kStreamed = S.tiles - S.resident;
   static constexpr int kRequests = 32 * S.halves;
   static constexpr uint32_t kNobody = 0xFF80FF80u;  // two -inf

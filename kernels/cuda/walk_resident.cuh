@@ -43,6 +43,7 @@ struct Resident {
   static constexpr int kFar = S.tiles_smem + S.tiles_streamed;  // tiles of a warp that come through shared memory
   static constexpr int kTiles = S.tiles_rf + kFar;              // of a warp
   static constexpr int kRows = kWarps * kTiles * 16;            // of a CTA
+  static_assert(kRows <= static_cast<int>(kLastRow), "a key has 16 bits for a row");
   static constexpr int kRowBytes = S.bf16 ? 2 * kRank : kRank;
   static constexpr int kSteps = kRowBytes / 32;  // MMA k-steps
   static constexpr int kTileBytes = 16 * kRowBytes;

@@ -27,6 +27,7 @@ struct Streaming {
   static constexpr int kThreads = 32 * S.warps, kBatch = 1;
   using Key = NarrowKey;
   static constexpr int kRows = S.warps * S.tiles * 16;
+  static_assert(kRows <= static_cast<int>(kLastRow), "a key has 16 bits for a row");
   static constexpr int kUnitsPerTile = S.bf16 ? 2 : 1;  // a unit is 16 rows x 256 bytes: 8 MMA k-steps
   static constexpr int kUnits = S.tiles * kUnitsPerTile;
   static constexpr int kShared = S.depth;  // tiles whose results a lane quad shares out; the ring's slots are the same in every batch

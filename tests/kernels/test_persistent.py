@@ -88,7 +88,7 @@ def test_without_a_gpu_the_kernel_compiles_and_then_says_what_is_missing(
         ("streaming_sm90", Limits(2, 16), "walks one request at a time; got max_batch 2; backend=sglang_folded serves any batch"),
         ("streaming_sm90", Limits(1, 16, sampling=True), "is greedy only and cannot serve temperature > 0; backend=sglang_folded can"),
         ("resident_sm90", Limits(65, 16), "walks up to 64 requests at a time; got max_batch 65; backend=sglang_folded serves any batch"),
-        *((name, Limits(1, 33), "walks up to 32 steps a launch; got max_steps 33; backend=sglang_greedy serves any") for name in WALKS),
+        *((name, Limits(1, 33), "walks up to 32 steps a launch; got max_steps 33; backend=sglang_folded serves any") for name in WALKS),
         *((name, Limits(1, 0), "needs max_batch and max_steps of at least 1; got 1 and 0") for name in WALKS),
         *((name, Limits(0, 1), "needs max_batch and max_steps of at least 1; got 0 and 1") for name in WALKS),
     ],
@@ -100,7 +100,7 @@ def test_limits_beyond_the_walks(name: str, limits: Limits, message: str, head: 
 
 @pytest.mark.parametrize("name", WALKS)
 def test_heads_and_devices_beyond_the_walks(name: str, head: MarkovHead) -> None:
-    with pytest.raises(Unsupported, match=f"{name} serves rank 256 only; got rank 128; backend=sglang_greedy serves every rank"):
+    with pytest.raises(Unsupported, match=f"{name} serves rank 256 only; got rank 128; backend=sglang_folded serves every rank"):
         prepare(name, MarkovHead.synthetic(100, 128))
     for device, arch in (("b200", "sm_100a"), ("cpu", "cpu")):
         with pytest.raises(Unsupported, match=f"{name} needs sm_90a; device={device} is {arch}."):

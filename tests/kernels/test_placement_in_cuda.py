@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from kernels.backends import resident_sm90, streaming_sm90
+from kernels.backends import streaming_sm90
 from kernels.backends.streaming_sm90 import StreamingOptions, StreamingSm90
+from kernels.build import BuildError
 from kernels.device import load
 from kernels.placement import SMALL_BATCH, WARPS, BatchedPlacement, Place, Placement, plan
 
@@ -98,7 +99,7 @@ def test_rows_and_bytes_of_the_batched_kernel_are_the_planners(hold_in_cpp: Hold
         facts += [
             f"sizeof({kernel}::Smem) == {placement.smem_bytes_per_cta}",
             f"{kernel}::kRows == {placement.rows_per_cta} && {kernel}::kRequests >= {batch} && {kernel}::kMembers <= {placement.tiles}",
-            f"{kernel}::kThreads == {resident_sm90._BATCHED_THREADS}",
+            f"{kernel}::kThreads == {placement.threads}",
         ]
     hold_in_cpp('#include "walk_batched.cuh"', facts)
 
@@ -122,3 +123,15 @@ def test_bytes_of_the_streaming_kernel_are_the_backends(hold_in_cpp: HoldInCpp, 
                 f"OFFSET(base, {kernel}::Smem) + {waste_bytes} == {backend.smem_bytes(rows, 7) - 7 * 2 * rows}",
             ]
     hold_in_cpp('#include "walk_streaming.cuh"', facts)
+
+
+def test_more_rows_than_a_key_can_number_do_not_compile(hold_in_cpp: HoldInCpp, cuda_shape: CudaShape) -> None:
+    """A wider vocabulary would give wrong tokens without a word."""
+    for rows, tiles in ((64_512, 504), (65_536, 512)):
+        placement = Placement(132 * rows, 1, 132, 3, tiles - 3 - 2, 2, 2, 1, weights="bf16")
+        fact = f"wts::Resident<{cuda_shape(placement)}>::kRows == {rows}"
+        if rows < 65_536:
+            hold_in_cpp('#include "walk_resident.cuh"', [fact])
+        else:
+            with pytest.raises(BuildError, match="a key has 16 bits for a row"):
+                hold_in_cpp('#include "walk_resident.cuh"', [fact])

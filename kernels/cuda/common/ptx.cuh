@@ -116,12 +116,6 @@ __device__ inline uint4 load_with_policy(const uint4* global, uint64_t policy) {
 __device__ inline void load_relaxed_x2(const uint64_t* global, uint64_t& a, uint64_t& b) {
   asm volatile("ld.relaxed.gpu.global.v2.u64 {%0,%1}, [%2];" : "=l"(a), "=l"(b) : "l"(global) : "memory");
 }
-// 9.7.9.8: four 4-byte words, each single-copy atomic, none ordered with another.
-__device__ inline uint4 load_relaxed_x4(const uint32_t* global) {
-  uint4 v;
-  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(global) : "memory");
-  return v;
-}
 // 9.7.9.8: one 8-byte word; the acquiring load sees all that came before the release it reads from.
 __device__ inline uint64_t load_relaxed(const uint64_t* global) {
   uint64_t v;
@@ -134,9 +128,6 @@ __device__ inline uint64_t load_acquire(const uint64_t* global) {
   return v;
 }
 // 9.7.9.12
-__device__ inline void store_relaxed(uint32_t* global, uint32_t value) {
-  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(global), "r"(value) : "memory");
-}
 __device__ inline void store_relaxed(uint64_t* global, uint64_t value) {
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(global), "l"(value) : "memory");
 }
