@@ -238,7 +238,7 @@ def test_the_largest_vocabulary_that_fits_whole(name: str) -> None:
 @pytest.mark.parametrize(
     ("rank", "device", "asked", "message"),
     [
-        (128, "h200", {}, "serves rank 256 only; got rank 128; backend=sglang_greedy"),
+        (128, "h200", {}, "serves rank 256 only; got rank 128; backend=sglang_folded"),
         (256, "b200", {}, "needs sm_90a; device=b200 is sm_100a"),
         (256, "cpu", {}, "needs sm_90a; device=cpu is cpu"),
         (256, "h200", {"batch": 65}, "up to 64 requests; got batch 65; split it, or take backend=sglang_folded"),
