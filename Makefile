@@ -18,6 +18,9 @@ ifeq ($(RUN_WITH),)
 DRAWING := $(VENV)/.installed-figures
 TESTING := $(VENV)/.installed-dev
 endif
+# A Python of yours may lack pytest-xdist. `auto` is one worker a core, and none where there is a GPU (tests/conftest.py). Each worker begins with
+# neighbouring tests, which share fixtures and kernels, and then takes from those that are behind.
+PARALLEL = $(if $(shell $(PY) -c 'import xdist' 2> /dev/null && echo it is here),-n auto --maxprocesses 8 --dist worksteal)
 CUDA_SOURCES = $(shell find kernels -name '*.cuh' -o -name '*.cu')
 
 .PHONY: help figures verify test check format bench plan publish lock clean
@@ -33,7 +36,7 @@ verify: $(DRAWING) ## paper | ours | ratio | verdict; fails when a record no lon
 	$(PY) -m analysis.claims --verify
 
 test: $(TESTING) ## run the tests (those that need a GPU are skipped where there is none)
-	$(PY) -m pytest
+	$(PY) -m pytest $(PARALLEL)
 
 check: $(VENV)/.installed-dev ## lint, formatting and types: ruff, pyright, clang-format
 	$(VENV)/bin/ruff check .
@@ -56,6 +59,7 @@ bench: $(TESTING) ## measure all that the figures need on this machine's GPU, in
 	$(PY) -m experiments.run experiment=walk_latency device=$(DEVICE) head=markov_v248k 'experiment.steps=[15]'
 	$(PY) -m experiments.run experiment=exchange device=$(DEVICE)
 	$(PY) -m experiments.run experiment=placement device=$(DEVICE)
+	$(PY) -m experiments.run experiment=step_breakdown device=$(DEVICE)
 
 plan: $(TESTING) ## write a plan for a machine without Hydra, Git or network [OVERRIDES="experiment=step_slope" PLAN=plan.json]
 	$(PY) -m experiments.plan -o $(PLAN) $(OVERRIDES)

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.bootstrap import Estimate
+from analysis.breakdown import part_cost
 from analysis.claim import Book, Claim, Query, Verdict
 from analysis.latency import median_time, sampling_cost, speedup
 from analysis.load import Run, all_runs
@@ -96,6 +97,8 @@ def measure(query: Query, run: Run) -> Estimate | None:
         return speedup(samples, query.variant, query.against, **query.samples)
     if query.measure == "sampling":
         return sampling_cost(samples, query.variant, **query.samples)
+    if query.measure == "part":
+        return part_cost(samples, query.variant, query.against[0], **query.samples)
     points = medians(samples, variant=query.variant, **query.samples)
     if len(points.columns) < 2:
         return None

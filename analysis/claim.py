@@ -13,7 +13,7 @@ import yaml
 from analysis.bootstrap import Estimate
 
 CLAIMS = Path(__file__).resolve().parent.parent / "paper" / "claims.yaml"
-_MEASURES = ("median", "slope", "entry", "ratio", "sampling")
+_MEASURES = ("median", "slope", "entry", "ratio", "sampling", "part")
 _T = TypeVar("_T")
 
 
@@ -37,7 +37,8 @@ class Query:
     """A question to the records, answered by the newest run that has all its cells.
 
     measure: `median` (us a call at `steps`), `slope` (us a step), `entry` (us a call), `ratio` (the fastest arm of `against` over `variant`
-    at `steps`), or `sampling` (`variant` at `temperature` over its greedy walk).
+    at `steps`), `sampling` (`variant` at `temperature` over its greedy walk), or `part` (us a step that `variant` takes longer than the only arm
+    of `against`).
     """
 
     measure: str
@@ -53,6 +54,8 @@ class Query:
     @property
     def experiments(self) -> tuple[str, ...]:
         """Who may answer, the first choice first. A line needs many lengths; a single cell stands in the grid, and some in the lines too."""
+        if self.measure == "part":
+            return ("step_breakdown",)
         return ("step_slope",) if self.measure in ("slope", "entry") else ("walk_latency", "step_slope")
 
     @property
@@ -169,6 +172,8 @@ def _claim(entry: Any) -> Claim:
         raise InvalidClaim(f"{name} has better={claim.better!r}; it is lower or higher.")
     if claim.query and claim.query.measure not in _MEASURES:
         raise InvalidClaim(f"{name} asks for measure={claim.query.measure!r}; it is one of {', '.join(_MEASURES)}.")
+    if claim.query and claim.query.measure == "part" and len(claim.query.against) != 1:
+        raise InvalidClaim(f"{name} asks for measure='part' against {list(claim.query.against)}; name the one arm that it is more than.")
     return claim
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis.bootstrap import Estimate, bootstrap, mean
 from analysis.load import Run
-from analysis.slope import Fit, fit, flagged, medians
+from analysis.slope import Fit, fit, flagged, medians, slopes
 
 CHOSEN = "pair"  # the protocol of the walks
 L2 = "cold"  # as everywhere: a walk starts with its exchange's lines in HBM
@@ -85,13 +85,13 @@ def gaps(run: Run) -> list[Gap]:
 
 def price(run: Run, ctas: int, l2: str = L2) -> Price | None:
     """The cheapest promised protocol against the chosen one, replica by replica; None where one of the two was not timed."""
-    slopes = {name: _slopes(_medians(run, name, ctas, l2)) for name in protocols(run)}
-    safe = [name for name, promised in protocols(run).items() if promised and len(slopes[name])]
-    chosen = slopes.get(CHOSEN, pd.Series(dtype=float))
+    by_replica = {name: slopes(_medians(run, name, ctas, l2)) for name in protocols(run)}
+    safe = [name for name, promised in protocols(run).items() if promised and len(by_replica[name])]
+    chosen = by_replica.get(CHOSEN, pd.Series(dtype=float))
     if not safe or chosen.empty:
         return None
-    cheapest = min(safe, key=lambda name: slopes[name].mean())
-    extra = (slopes[cheapest] - chosen).dropna().to_numpy(dtype=np.float64)
+    cheapest = min(safe, key=lambda name: by_replica[name].mean())
+    extra = (by_replica[cheapest] - chosen).dropna().to_numpy(dtype=np.float64)
     if not len(extra):
         return None
     return Price(cheapest, ctas, bootstrap(extra, mean), float(extra.mean() / chosen.mean()))
@@ -131,14 +131,3 @@ def _sentences(run: Run) -> list[str]:
 
 def _medians(run: Run, name: str, ctas: int, l2: str) -> pd.DataFrame:
     return medians(run.table("exchange"), protocol=name, ctas=ctas, l2=l2, scope="call")
-
-
-def _slopes(times_us: pd.DataFrame) -> pd.Series:
-    """us a step of every replica by itself that has at least two lengths."""
-    whole = {replica: row.dropna() for replica, row in times_us.iterrows()}
-    fitted = {
-        replica: np.polyfit(row.index.to_numpy(dtype=np.float64), row.to_numpy(dtype=np.float64), 1)[0]
-        for replica, row in whole.items()
-        if len(row) > 1
-    }
-    return pd.Series(fitted, dtype=np.float64)

@@ -79,6 +79,17 @@ def fit(medians_us: pd.DataFrame) -> Fit:
     return Fit(slope, entry, float(np.abs(residuals).max()), tuple(int(step) for step in steps), len(times))
 
 
+def slopes(medians_us: pd.DataFrame) -> pd.Series:
+    """us a step of every replica by itself that has at least two lengths; for differences between arms, replica by replica."""
+    whole = {replica: row.dropna() for replica, row in medians_us.iterrows()}
+    fitted = {
+        replica: np.polyfit(row.index.to_numpy(dtype=np.float64), row.to_numpy(dtype=np.float64), 1)[0]
+        for replica, row in whole.items()
+        if len(row) > 1
+    }
+    return pd.Series(fitted, dtype=np.float64)
+
+
 def step_time(step_clocks: pd.DataFrame, variant: str) -> Estimate:
     """Mean time of a step in us by the SM's own counter, over steps >= 1 (step 0 also waits for the weights)."""
     rows = step_clocks[(step_clocks["variant"] == variant) & (step_clocks["step"] >= 1)]

@@ -154,6 +154,15 @@ class Placement(StepSlope):
 
 
 @dataclass(frozen=True)
+class StepBreakdown(StepSlope):
+    """What the parts of a step cost: a step_slope of the resident walk, plain and with one part of every step done twice."""
+
+    name: str = "step_breakdown"
+    steps: tuple[int, ...] = (1, 4, 7, 10, 13, 16)
+    timing: Timing = Timing(rounds=40, kernel_replays=0)
+
+
+@dataclass(frozen=True)
 class WalkLatency:
     """What one call costs each arm, by steps, batch and temperature: a cell's arms interleaved, every replica a fresh process.
 
@@ -255,7 +264,7 @@ class Exchange:
             raise ValueError(f"ctas: from 2 to 256 CTAs can agree; got {list(self.ctas)}")
 
 
-Experiment = Smoke | StepSlope | ToyWalk | Capacity | PackingMap | Exchange | WalkLatency | Placement
+Experiment = Smoke | StepSlope | ToyWalk | Capacity | PackingMap | Exchange | WalkLatency | Placement | StepBreakdown
 EXPERIMENTS: dict[str, type[Experiment]] = {
     "smoke": Smoke,
     "step_slope": StepSlope,
@@ -265,6 +274,7 @@ EXPERIMENTS: dict[str, type[Experiment]] = {
     "exchange": Exchange,
     "walk_latency": WalkLatency,
     "placement": Placement,
+    "step_breakdown": StepBreakdown,
 }
 
 

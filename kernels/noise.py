@@ -15,7 +15,9 @@ from kernels.philox import MASK, philox, philox_key
 
 ROWS_PER_WORDS = 4  # GUMBEL: row r takes word r % 4 of index r // 4
 GROUP_ROWS = 16  # GROUPS: rows of a group
+BLOCK_ROWS = 64  # GROUPS: rows of four groups
 GROUPS_PER_WORDS = 2  # GROUPS: group g takes words 2 (g % 2), for its Gumbel, and 2 (g % 2) + 1, for its row, of index g // 2
+WEIGHT_SPAN = 126.0  # GROUPS: a weight is a power of two between 2^-126, the smallest that is normal, and 1
 _MAX_STEPS = 256  # a counter's second word is step | slot << 8
 
 
@@ -66,7 +68,7 @@ def fma(a: Tensor, b: Tensor | float, c: Tensor | float) -> Tensor:
 
 
 _LOG1P = tuple(map(f32, (-0.100823656, 0.16180485, -0.17243223, 0.19906873, -0.24971229, 0.33334714, -0.5000032)))
-_EXP2 = tuple(map(f32, (0.0013264732, 0.009671512, 0.05550723, 0.24022242, 0.693147, 1.0)))
+_EXP2 = tuple(map(f32, (0.009585382, 0.055906627, 0.24024038, 0.6931242, 1.0)))
 _LN2_UNITS = float.fromhex("0x1.62e43p-24")
 _SQRT_HALF_BITS = 0x3F3504F3
 _EXPONENT_BITS = -(1 << 23)  # 0xFF800000
@@ -96,13 +98,17 @@ def uniform(word: Tensor) -> Tensor:
     return (word >> 9).float() * 2.0**-23 + 2.0**-24
 
 
-def exp2_weight(z: Tensor) -> Tensor:
-    """2^z, z clamped into [-126, 0] and a NaN to -126."""
-    units = 1.5 * 2.0**23
-    clamped = z.nan_to_num(-126.0).clamp(-126.0, 0.0)
-    shifted = clamped + units
-    power = _horner(_EXP2, clamped - (shifted - units))
+def exp2_weight(t: Tensor) -> Tensor:
+    """2^(126 (t - 1)) for t in [0, 1]: a weight between 2^-126 and 1."""
+    shift = 1.5 * 2.0**23 - WEIGHT_SPAN
+    shifted = fma(t, WEIGHT_SPAN, shift)
+    power = _horner(_EXP2, fma(t, WEIGHT_SPAN, shift - shifted))
     return (power.view(torch.int32) + (shifted.view(torch.int32) << 23)).view(torch.float32)
+
+
+def fma_sat(a: Tensor, b: Tensor | float, c: Tensor | float) -> Tensor:
+    """a b + c, rounded once and clamped into [0, 1]; a NaN is 0."""
+    return fma(a, b, c).nan_to_num(0.0, 1.0, 0.0).clamp(0.0, 1.0)
 
 
 def _split(x: Tensor) -> tuple[Tensor, Tensor]:

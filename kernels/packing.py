@@ -47,14 +47,16 @@ def resident_scales(scale: Tensor, placement: Placement) -> Tensor:
 def batched_weights(rows: Tensor, placement: BatchedPlacement) -> Tensor:
     """W2 [vocab, rank] int8 for walk_batched.cuh: tiles of 64 rows as K-major B operands of wgmma, in 8 x 16-byte core matrices.
 
-    A thread t of a quad reads columns 8 j + 2 t + e of its accumulators, e = 0, 1; they are rows 16 t + 2 j + e of the tile, so that it
-    holds 16 rows in a row. The order of K is that of the latents which lane t loads in 16-byte chunks t, t + 4, ...: byte b of half h of
-    k-step 2 i + s is byte 8 s + 4 h + b of chunk t + 4 i, at place 16 h + 4 t + b of the k-step.
+    A thread t of a quad reads columns 8 j + 2 t + e of its accumulators, e = 0, 1. They are rows 32 (j // 4) + 8 t + 2 (j % 4) + e of the
+    tile, so that it holds twice eight rows in a row. The order of K is that of the latents which lane t loads in 16-byte chunks t, t + 4,
+    ...: byte b of half h of k-step 2 i + s is byte 8 s + 4 h + b of chunk t + 4 i, at place 16 h + 4 t + b of the k-step.
     """
     count = placement.ctas * placement.rows_per_cta
     padded = _padded(rows.contiguous().view(torch.uint8), count)
-    split = padded.reshape(count // BATCHED_TILE_ROWS, 4, 8, 2, 4, 4, 2, 2, 4)  # tile, t of row, j, e, i, t of chunk, s, h, b
-    return split.permute(0, 4, 6, 7, 2, 1, 3, 5, 8).reshape(-1).contiguous()  # tile, i, s, h | j | t of row, e | t of chunk, b
+    split = padded.reshape(
+        count // BATCHED_TILE_ROWS, 2, 4, 4, 2, 4, 4, 2, 2, 4
+    )  # tile, j // 4, t of row, j % 4, e, i, t of chunk, s, h, b
+    return split.permute(0, 5, 7, 8, 1, 3, 2, 4, 6, 9).reshape(-1).contiguous()  # tile, i, s, h | j | t of row, e | t of chunk, b
 
 
 def padded_scales(scale: Tensor, count: int) -> Tensor:

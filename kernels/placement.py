@@ -1,7 +1,7 @@
 """The residency planner: which rows of W2 live in registers, which in shared memory, which come from L2 at every step.
 
-Two kernels share the work. `Placement` is that of walk_resident.cuh (up to four requests), `BatchedPlacement` that of walk_batched.cuh
-(up to 64). One CTA a SM; what fits is resident, the rest is streamed.
+Two kernels share the work. `Placement` is that of walk_resident.cuh (up to four requests, eight if they are greedy), `BatchedPlacement`
+that of walk_batched.cuh (up to 64). One CTA a SM; what fits is resident, the rest is streamed.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ RANK = 256
 WARPS = 8  # a CTA of walk_resident.cuh; 255 registers a thread leave room for exactly these
 TILE_ROWS = 16  # of mma.sync
 SMALL_BATCH = 4  # the eight columns of an MMA are four requests in two int8 planes
-GREEDY_BATCH = 16  # requests that walk_resident.cuh serves if all are greedy: four column blocks; more leave no registers for weights
+GREEDY_BATCH = 8  # requests that walk_resident.cuh serves if all are greedy: two column blocks; more leave no registers for weights
 MAX_BATCH = 64  # requests that walk_batched.cuh serves
 BATCHED_TILE_ROWS = 64
 LATENT_BYTES = {"int8": 2 * 320 + 16, "bf16": 512}  # of a slot, kernels/cuda/common/latent.cuh
 LOOP_BYTES = 144  # LoopState and the load barrier of a batch-1 greedy walk, kernels/cuda/common/walk_loop.cuh
 ROW_BYTES = {"int8": RANK, "bf16": 2 * RANK}
 MAX_REGISTER_TILES = {"int8": 6, "bf16": 3}  # a warp; one more spills, see "Measured facts" in CONTRIBUTING.md
-_FEWER_REGISTER_TILES = {8: 1, 16: 2}  # requests -> tiles whose registers the other column blocks need
+_FEWER_REGISTER_TILES = {8: 1}  # requests -> tiles whose registers the other column block needs
 UNIT_BYTES = 4096  # what walk_resident.cuh streams at once: 16 rows of int8 or half of those of bf16
 _STAGES = 2  # streamed units of a warp in flight
-_RING_STAGES = 4  # streamed tiles of a CTA in flight, 16 KB each: one for each warpgroup
-_FEWEST_TILES = 4  # of a CTA of walk_batched.cuh: one for each warpgroup
+_MOST_MEMBER_TILES = 32  # of a warpgroup of walk_batched.cuh: the bits of a word say which are streamed
 
 
 class Place(StrEnum):
@@ -44,7 +43,7 @@ class Placement:
 
     steps:      the longest walk
     base_slots: steps of base logits that shared memory holds at once
-    requests:   1, 2, 4, 8 or 16
+    requests:   1, 2, 4 or 8
     """
 
     vocab: int
@@ -73,7 +72,7 @@ class Placement:
     def places(self) -> tuple[Place, ...]:
         """Where each tile of a warp lives, in the order of its rows.
 
-        walk_resident.cuh works through groups of up to four tiles (two with 8 requests, one with 16): a share of the register tiles, then a share of the others, among
+        walk_resident.cuh works through groups of up to four tiles (two with 8 requests): a share of the register tiles, then a share of the others, among
         which the streamed ones stand evenly. A lane's rows must rise from group to group, so that the first of equal logits is the
         lowest row: hence this order.
         """
@@ -126,10 +125,7 @@ class Placement:
             (8 * max(WARPS * self.stages, 1), 8),
             (2 * requests * rows * self.base_slots, 16),
         ]
-        total = 0
-        for size, alignment in parts:
-            total = _aligned(total, alignment) + size
-        return total
+        return _struct_bytes(parts)
 
 
 @dataclass(frozen=True)
@@ -160,6 +156,21 @@ class BatchedPlacement:
         return 1 if self.requests <= 32 else 2
 
     @property
+    def members(self) -> int:
+        """Warpgroups that share the tiles of a half. Each has as many, and streams the same ones of its own."""
+        return 4 // self.halves
+
+    @property
+    def copies(self) -> int:
+        """How often a group of 32 holds each request."""
+        return 4 if self.requests <= 8 else 2 if self.requests <= 16 else 1
+
+    @property
+    def width(self) -> int:
+        """Requests that the kernel has room for."""
+        return 32 * self.halves // self.copies
+
+    @property
     def rows_per_cta(self) -> int:
         return self.tiles * BATCHED_TILE_ROWS
 
@@ -180,16 +191,17 @@ class BatchedPlacement:
     @property
     def smem_bytes_per_cta(self) -> int:
         """Dynamic shared memory of a CTA: struct Smem of walk_batched.cuh."""
-        slots, requests = self.resident_tiles + self.stages, 32 * self.halves
-        members = 4 // self.halves
-        state = (
-            8 * members * requests
-            + _aligned(4 * requests + 4 * members, 16)
-            + 16 * (requests if self.sampling else 1)
-            + 8 * slots
-            + 8 * max(self.stages, 1)
-        )
-        return _aligned(slots * BATCHED_TILE_ROWS * RANK + 4 * self.rows_per_cta + state, 128)
+        slots, requests = self.resident_tiles + self.stages, self.width
+        parts = [
+            (slots * BATCHED_TILE_ROWS * RANK, 128),
+            ((2 * RANK + 64) * requests, 16),
+            (4 * self.rows_per_cta, 16),
+            (8 * self.members * self.copies * requests, 8),
+            (16 * (requests if self.sampling else 1), 16),
+            (8 * slots, 8),
+            (8 * max(self.stages, 1), 8),
+        ]
+        return _aligned(_struct_bytes(parts), 128)
 
 
 def latent_slots(requests: int) -> int:
@@ -236,7 +248,7 @@ def plan(
 
 def _plan_small(vocab: int, device: DeviceSpec, steps: int, batch: int, sampling: bool, weights: str, rf_tiles: int | None) -> Placement:
     """Registers first, then shared memory; what is left over is streamed through `stages`, which shared memory must also hold."""
-    requests = next(n for n in (1, 2, 4, 8, 16) if batch <= n)
+    requests = next(n for n in (1, 2, 4, 8) if batch <= n)
     rf_tiles = MAX_REGISTER_TILES[weights] - _FEWER_REGISTER_TILES.get(requests, 0) if rf_tiles is None else rf_tiles
     if not 0 <= rf_tiles <= 9:
         raise ValueError(f"rf_tiles must be 0 to 9 tiles a warp; got {rf_tiles}.")
@@ -251,8 +263,7 @@ def _plan_small(vocab: int, device: DeviceSpec, steps: int, batch: int, sampling
     def fits(placement: Placement) -> bool:
         return placement.smem_bytes_per_cta <= device.smem_bytes_per_cta
 
-    # One slot in use, one under way. With 16 requests a slot is as large as a tile of every warp: a step then loads its base logits late.
-    fewest = min(steps, 2) if requests < 16 else 1
+    fewest = min(steps, 2)  # one slot in use, one under way
     for base_slots in range(steps, fewest - 1, -1):
         if fits(whole := placed(tiles - near, 0, base_slots)):
             return whole
@@ -268,20 +279,36 @@ def _plan_small(vocab: int, device: DeviceSpec, steps: int, batch: int, sampling
 
 
 def _plan_batched(vocab: int, device: DeviceSpec, steps: int, batch: int, sampling: bool) -> BatchedPlacement:
-    tiles = max(-(-vocab // (device.sms * BATCHED_TILE_ROWS)), _FEWEST_TILES)
-    ctas = -(-vocab // (tiles * BATCHED_TILE_ROWS))
+    members = 4 if batch <= 32 else 2
+    own = -(-vocab // (device.sms * BATCHED_TILE_ROWS * members))  # tiles of a member
+    ctas = -(-vocab // (own * members * BATCHED_TILE_ROWS))
 
-    def placed(resident: int, stages: int) -> BatchedPlacement:
-        return BatchedPlacement(vocab, steps, ctas, tiles, resident, stages, batch, sampling)
+    def placed(near: int, stages: int) -> BatchedPlacement:
+        return BatchedPlacement(vocab, steps, ctas, own * members, near * members, stages * members, batch, sampling)
 
-    choices = [placed(tiles, 0)] + [placed(resident, _RING_STAGES) for resident in range(tiles - 1, -1, -1)]
+    # A stage fills while its member scores another tile: one is enough where every other tile is streamed at most.
+    choices = [placed(own, 0)]
+    choices += [placed(near, stages) for near in range(own - 1, -1, -1) for stages in (1, 2) if stages == 2 or own - near <= (own + 1) // 2]
+    if own > _MOST_MEMBER_TILES:
+        raise Unsupported(
+            f"vocab {vocab} gives a warpgroup {own} tiles of {BATCHED_TILE_ROWS} rows at batch {batch}, and {_MOST_MEMBER_TILES} are the most; "
+            f"take a smaller batch or backend={'sglang_folded' if sampling else 'sglang_greedy'}."
+        )
     for placement in choices:
         if placement.smem_bytes_per_cta <= device.smem_bytes_per_cta:
             return placement
     raise Unsupported(
-        f"vocab {vocab} needs {choices[-1].smem_bytes_per_cta} bytes of shared memory a CTA for row scales and a ring of weights; "
-        f"{device.name} has {device.smem_bytes_per_cta}; backend={'sglang_folded' if sampling else 'sglang_greedy'} serves it."
+        f"vocab {vocab} needs {min(choice.smem_bytes_per_cta for choice in choices)} bytes of shared memory a CTA for row scales, latents and a ring of "
+        f"weights; {device.name} has {device.smem_bytes_per_cta}; backend={'sglang_folded' if sampling else 'sglang_greedy'} serves it."
     )
+
+
+def _struct_bytes(fields: list[tuple[int, int]]) -> int:
+    """Size of a C++ struct of fields (size, alignment) in bytes, without padding at its end."""
+    total = 0
+    for size, alignment in fields:
+        total = _aligned(total, alignment) + size
+    return total
 
 
 def _aligned(size: int, alignment: int) -> int:

@@ -1,7 +1,7 @@
 """Drawing a token from softmax(logits / T): the same tokens as the kernels, bit for bit, on CPU and GPU.
 
-Both rules are exact samplers up to fp32 rounding. GUMBEL: the row with the largest logit / T + Gumbel. GROUPS: 16 rows are a group; the
-group with the largest log-sum-exp + Gumbel wins, and inverse CDF picks the row inside. So a group needs two words and no logarithm a row.
+Both rules are exact samplers up to fp32 rounding. GUMBEL: the row with the largest logit / T + Gumbel. GROUPS: 64 rows are four groups of 16
+(`group_row`); the group with the largest log-sum-exp + Gumbel wins, and inverse CDF picks the row inside. So a group needs two words and no logarithm a row.
 
 Corner cases. T <= 0 or NaN is greedy, any other T counts within [1e-5, 1e4]. NaN and -inf logits are never drawn; among several +inf
 GUMBEL takes the first, GROUPS one of the first group that holds any. A row in which every score is -inf gives token 0.
@@ -17,13 +17,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.noise import (
+    BLOCK_ROWS,
     GROUP_ROWS,
     GROUPS_PER_WORDS,
     ROWS_PER_WORDS,
+    WEIGHT_SPAN,
     Stream,
     exp2_weight,
+    exponential,
     f32,
     fma,
+    fma_sat,
     gumbel,
     log_positive,
     noise_words,
@@ -33,7 +37,7 @@ from kernels.walk import NoiseRule
 
 _LARGEST = torch.finfo(torch.float32).max
 _COLDEST, _HOTTEST = f32(1e-5), 1e4
-_LOG2_E = f32(1.44269504)
+_WEIGHT_UNITS = f32(f32(1.44269504) / WEIGHT_SPAN)  # of exponents, for a difference of logits / T
 _CHUNK_ELEMENTS = 1 << 18  # bounds the scratch: 2 MiB of fp64 a temporary, which a CPU's caches hold
 _GPU_CHUNKS = 64  # times that on a GPU, where a chunk costs a thousand launches, whatever its size
 
@@ -111,18 +115,30 @@ def _draw_by_rows(logits: Tensor, draws: Draws) -> Tensor:
 
 
 def _draw_by_groups(logits: Tensor, draws: Draws) -> Tensor:
-    padded = functional.pad(logits, (0, -logits.shape[1] % GROUP_ROWS), value=-torch.inf).unflatten(1, (-1, GROUP_ROWS))
-    groups = padded.shape[1]
-    top = without_nan(padded).amax(dim=2).clamp(max=_LARGEST)
-    scale = draws.inverse * _LOG2_E
-    running = running_sums(exp2_weight((padded - top[..., None]) * scale[:, None, None]))
-    words = draws.words(-(-groups // GROUPS_PER_WORDS), Stream.DRAFT_GROUPS).unflatten(2, (GROUPS_PER_WORDS, 2)).flatten(1, 2)[:, :groups]
-    score = fma(top, draws.inverse[:, None], log_positive(running[..., -1]) + gumbel(words[..., 0]))  # -inf where top is
+    members = grouped(functional.pad(logits, (0, -logits.shape[1] % BLOCK_ROWS), value=-torch.inf))
+    groups = members.shape[1]
+    top = without_nan(members).amax(dim=2).clamp(max=_LARGEST)
+    scale = draws.inverse * _WEIGHT_UNITS
+    running = running_sums(exp2_weight(fma_sat(members - top[..., None], scale[:, None, None], 1.0)))
+    words = draws.words(groups // GROUPS_PER_WORDS, Stream.DRAFT_GROUPS).unflatten(2, (GROUPS_PER_WORDS, 2)).flatten(1, 2)
+    race = exponential(words[..., 0]) * (torch.ones_like(top) / running[..., -1])
+    score = fma(top, draws.inverse[:, None], -log_positive(race))  # -inf where top is
     best, winner = score.max(dim=1)
     at = torch.arange(len(winner), device=winner.device)
     threshold = uniform(words[at, winner, 1]) * running[at, winner, -1]
-    row = (running[at, winner] > threshold[:, None]).long().argmax(dim=1)
-    return (winner * GROUP_ROWS + row).masked_fill(best == -torch.inf, 0)
+    place = (running[at, winner] > threshold[:, None]).long().argmax(dim=1)
+    return group_row(winner, place).masked_fill(best == -torch.inf, 0)
+
+
+def grouped(rows: Tensor) -> Tensor:
+    """[batch, n * 64] -> [batch, n * 4, 16]: the groups of rule GROUPS, the rows of each in rising order."""
+    return rows.unflatten(1, (-1, 2, 4, GROUP_ROWS // 2)).transpose(2, 3).flatten(3, 4).flatten(1, 2)
+
+
+def group_row(group: Tensor, place: Tensor) -> Tensor:
+    """The row at a place of a group: group g of a block holds rows 8 g to 8 g + 7 and 32 rows further 8 more."""
+    half = GROUP_ROWS // 2
+    return group // 4 * BLOCK_ROWS + place // half * (BLOCK_ROWS // 2) + group % 4 * half + place % half
 
 
 def running_sums(weights: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 import pytest
 from hypothesis import settings
@@ -19,9 +20,25 @@ def _has_cuda() -> bool:
     return torch.cuda.is_available()
 
 
+def _take_one_thread() -> None:
+    """Tensors of tests are small: their threads wait for each other more than they work, and parallel tests have the cores already."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # what tests start
+    with suppress(ImportError):
+        import torch
+
+        torch.set_num_threads(1)
+
+
 HAS_CUDA = _has_cuda()
 if not HAS_CUDA:
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is decorated, so before any test imports Triton
+    _take_one_thread()
+
+
+@pytest.hookimpl(optionalhook=True)  # pytest-xdist may be missing
+def pytest_xdist_auto_num_workers() -> int | None:
+    """`-n auto`: a worker for every core, and none beside this process where there is a GPU, which tests must not share."""
+    return 0 if HAS_CUDA else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

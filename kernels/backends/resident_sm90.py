@@ -18,6 +18,8 @@ from kernels.quantize import two_planes
 from kernels.registry import register
 from kernels.walk import Head, Limits, NanRule, NoiseRule, Resources, Rounding, Unsupported
 
+TWICE = ("none", "score", "reduce", "exchange", "latent")  # enum Stage of kernels/cuda/common/walk_loop.cuh
+
 
 @dataclass(frozen=True)
 class ResidentOptions:
@@ -28,6 +30,8 @@ class ResidentOptions:
     exchange:   "pair" (fastest; leans on sm_90 hardware) or "mailboxes" (promised by the PTX memory model; one greedy request)
     clocks:     stamp cycles and nanoseconds at every step (up to four requests)
     spin_limit: polls after which a waiting CTA traps; 0 waits for ever
+    twice:      "none", or the part of every step to do twice, which changes its time and nothing else: "score", "reduce", "exchange" or
+                "latent", as kernels/cuda/common/walk_loop.cuh divides a step (one greedy request whose int8 weights are all resident)
     """
 
     weights: str = "int8"
@@ -36,6 +40,7 @@ class ResidentOptions:
     clocks: bool = False
     allow_spills: bool = False
     spin_limit: int = 0
+    twice: str = "none"
 
     def __post_init__(self) -> None:
         if self.weights not in ("int8", "bf16"):
@@ -43,6 +48,10 @@ class ResidentOptions:
         if (self.rf_tiles is not None and not 0 <= self.rf_tiles <= 9) or self.spin_limit < 0:
             raise ValueError(f"resident_sm90 has rf_tiles from 0 to 9 and spin_limit >= 0; got {self.rf_tiles} and {self.spin_limit}.")
         admit_exchange(self.exchange)
+        if self.twice not in TWICE:
+            raise ValueError(f"resident_sm90 has twice {', '.join(TWICE)}; got {self.twice!r}.")
+        if self.twice != "none" and (self.weights, self.exchange) != ("int8", "pair"):
+            raise ValueError(f"twice={self.twice} goes with weights=int8 and exchange=pair; got {self.weights} and {self.exchange}.")
 
 
 @register
@@ -79,6 +88,11 @@ class ResidentSm90:
             )
         if self.options.clocks and isinstance(placement, BatchedPlacement):
             raise Unsupported(f"clocks=true serves up to {SMALL_BATCH} requests; got max_batch {limits.max_batch}; leave clocks out.")
+        if self.options.twice != "none" and (limits.max_batch > 1 or limits.sampling or placement.streamed_tiles):
+            raise Unsupported(
+                f"twice={self.options.twice} serves one greedy request whose weights are all resident; got max_batch {limits.max_batch}, "
+                f"sampling {limits.sampling}, {placement.streamed_tiles} streamed tiles; leave twice out."
+            )
         return placement
 
     def fit(self, vocab: int, rank: int, limits: Limits, device: DeviceSpec) -> tuple[Placement | BatchedPlacement, Kernel]:
@@ -105,6 +119,7 @@ class ResidentSm90:
                 resident=placement.resident_tiles,
                 stages=placement.stages,
                 halves=placement.halves,
+                copies=placement.copies,
                 sampling=placement.sampling,
                 max_ctas=device.sms,
             )
@@ -121,7 +136,8 @@ class ResidentSm90:
                 max_ctas=device.sms,
                 clocks=options.clocks,
             )
-            entry, shape, exchange = "walk_resident", f"wts::ResidentShape{{{fields}}}", options.exchange
+            twice = "" if options.twice == "none" else f", wts::Stage::k{options.twice.capitalize()}"
+            entry, shape, exchange = "walk_resident", f"wts::ResidentShape{{{fields}}}{twice}", options.exchange
         source = entry_source(f"{entry}.cuh", entry, placement.threads, shape, exchange, options.spin_limit)
         return build(source, entry, device.arch, allow_spills=options.allow_spills or options.spin_limit > 0)
 
@@ -129,6 +145,7 @@ class ResidentSm90:
         markov = admit(self.name, head, limits, device, max_batch=MAX_BATCH, sampling=True)
         placement, kernel = self.fit(markov.vocab, markov.rank, limits, device)
         batched = isinstance(placement, BatchedPlacement)
+        pairs = 2 if self.options.twice == "exchange" else 1  # of a request and step
         shape = LaunchShape(placement.ctas, placement.threads, placement.smem_bytes_per_cta, cooperative=True)
         function = load(kernel, shape)
         weights = _weights(markov, placement)
@@ -154,7 +171,7 @@ class ResidentSm90:
             ),
             clocks=torch.zeros(limits.max_steps + 1, 2, dtype=torch.int64, device=markov.device) if self.options.clocks else None,
             base_slots=limits.max_steps if isinstance(placement, BatchedPlacement) else placement.base_slots,
-            requests=32 * placement.halves if isinstance(placement, BatchedPlacement) else placement.requests,
+            requests=placement.width if isinstance(placement, BatchedPlacement) else pairs * placement.requests,
             noise=NoiseRule.GROUPS if batched else NoiseRule.GUMBEL,
         )
 

@@ -3,28 +3,32 @@
 // its own for that leaves 96 registers a thread instead of 128, and everything spills.)
 //
 // wgmma m64n64k32: A is the requests' latents in registers (row 16 w + g is plane hi of request 8 w + g, row 16 w + 8 + g its plane lo), B
-// a tile of 64 rows of W2. So a thread holds one request and, by the packing, 16 consecutive rows of each tile: both planes of a logit
-// meet in it, base logits and corrected logits are whole 32-byte sectors, and one running candidate a thread is enough. The 64 rows of A
-// are 32 requests; above that two halves of the warpgroups take 32 requests each.
+// a tile of 64 rows of W2. So a thread holds one request and, by the packing, twice eight consecutive rows of each tile: both planes of a
+// logit meet in it, base logits and corrected logits are whole sectors, and one running candidate a thread is enough. The 64 rows of A are
+// 32 requests; above that two halves of the warpgroups take 32 requests each.
 //
-// Two pairs of warpgroups take turns at the tensor cores: while one pair multiplies, the other turns sums into candidates. Left alone they
-// all multiply at once, then all wait for their arithmetic: 2,300 clocks a round instead of 2,000.
+// While a tile's MMAs are under way its warpgroup turns the logits of the tile before into candidates. What limits a step is how fast a
+// warp gets through its instructions, less the tensor cores (CONTRIBUTING.md, "The batched walk"): hence compile-time tiles, one choice of
+// vector or scalar loads a walk, addresses that only grow.
 #pragma once
 #include <cuda/ptx>
+#include <cuda/std/bit>
 
 #include "common/exchange.cuh"
 #include "common/latent.cuh"
 #include "common/noise.cuh"
 #include "common/params.cuh"
 #include "common/score.cuh"
+#include "common/unroll.cuh"
 
 namespace wts {
 
 struct BatchedShape {
   int tiles;      // 64-row tiles of a CTA
   int resident;   // of these, how many stay in shared memory
-  int stages;     // for the others, of all rings together: a multiple of 4, or 0 if there are none
+  int stages;     // for the others, of all rings together: one or two for each member, or 0 if there are none
   int halves;     // 1: up to 32 requests, 2: up to 64
+  int copies;     // up to 8 requests 4, up to 16 2: how often the rows of A hold each of them
   bool sampling;  // rule GROUPS for rows with temperature > 0
   int max_ctas;
 };
@@ -32,14 +36,22 @@ struct BatchedShape {
 template <BatchedShape S>
 struct Batched {
   static constexpr int kTeams = 4;  // warpgroups
-  static constexpr int kThreads = kTeams * 128;
+  static constexpr int kThreads = kTeams * 128, kWarps = kThreads / 32;
   static constexpr int kMembers = kTeams / S.halves;  // warpgroups that share the tiles of one half
   static constexpr int kRecordBytes = LatentInt8<1>::kRecordBytes;
+  // The four lanes of a request each hold two chunks of a tile's rows, 32 rows apart: so a load of all lanes reads whole sectors.
+  static constexpr int kLanes = 4, kChunkRows = 8, kChunkDistance = kLanes * kChunkRows;
   static constexpr int kTileRows = 64, kTileBytes = kTileRows * kRank;
   static constexpr int kRows = S.tiles * kTileRows;  // of a CTA
   static_assert(kRows <= static_cast<int>(kLastRow), "a key has 16 bits for a row");
-  static constexpr int kStreamed = S.tiles - S.resident;
-  static constexpr int kRequests = 32 * S.halves;
+  // Few requests leave rows of A empty. They hold the requests again, so that another warp has the same sums: warps take turns with tiles.
+  static constexpr int kCopies = S.copies, kWarpsPerCopy = 4 / kCopies;
+  static_assert(kCopies == 1 || S.halves == 1);
+  static constexpr int kRequests = 32 * S.halves / kCopies, kRequestsPerWarp = (kRequests + kWarps - 1) / kWarps;
+  static constexpr int kLatentStride =
+      2 * kRank + 64;  // in shared memory: eight lanes read 16 bytes each of two records without a conflict
+  // Whether a leader's latent is fetched before it has won: with more requests the extra reads cost more than they save.
+  static constexpr bool kEager = S.halves == 1;
   static constexpr uint32_t kNobody = 0xFF80FF80u;  // two -inf
   using Exchange = KeyCountPair<S.max_ctas, kRequests>;
 
@@ -50,11 +62,10 @@ struct Batched {
   };
 
   struct Smem {
-    alignas(128) uint8_t weights[S.resident + S.stages][kTileBytes];  // the ring last
+    alignas(128) uint8_t weights[S.resident + S.stages][kTileBytes];  // the rings last
+    alignas(16) uint8_t latents[kRequests][kLatentStride];            // of the current step; the scale after the planes
     alignas(16) float row_scale[kRows];
-    uint64_t best[kMembers][kRequests];  // order of the score and inverted row of each member's best
-    uint32_t tokens[kRequests];          // what the next step conditions on
-    int newest[kMembers];                // the last streamed tile that each member asked for
+    uint64_t best[kMembers * kCopies][kRequests];  // order of the score and inverted row of the best of each member and copy
     Drawing drawing[S.sampling ? kRequests : 1];
     alignas(8) uint64_t full[S.resident + S.stages];
     uint64_t empty[S.stages ? S.stages : 1];
@@ -64,34 +75,42 @@ struct Batched {
   Smem& smem;
   const Exchange exchange{p.mail, *p.round, gridDim.x};
 
-  // The tiles member, member + kMembers, ... of a CTA are a member's. It has rings of its own: one ring for all would let a fast warpgroup
-  // see the phase before last of a stage and read an old tile.
-  struct Share {
-    static constexpr int kStages = S.stages / kMembers;  // 0, 1 or 2
-    static_assert((kStages & (kStages - 1)) == 0 && kMembers * 32 >= S.tiles, "a member's tiles are the bits of a word");
+  // Tile i of a member is tile member + i kMembers of its CTA. Which of them are streamed is the same for every member. A member has a ring
+  // of its own: one ring for all would let a fast warpgroup see the phase before last of a stage and read an old tile.
+  static constexpr int kTiles = S.tiles / kMembers, kResident = S.resident / kMembers, kStages = S.stages / kMembers;
+  static constexpr int kStreamed = kTiles - kResident;  // a step and member
+  static_assert(S.tiles % kMembers == 0 && S.resident % kMembers == 0 && kTiles <= 32, "a member's tiles are the bits of a word");
+  static_assert(kStreamed ? kStages == 2 || (kStages == 1 && kStreamed <= (kTiles + 1) / 2) : kStages == 0,
+                "a stage fills while its member scores another tile: with one stage, every other tile is streamed at most");
 
-    int member, tiles, first_slot;
-    uint32_t streamed;  // bit i: tile i of the member is streamed. They stand evenly, so that their stages have time to fill.
+  // Up to this many tiles a step is unrolled, so that what a tile is need not be found out. A sampling step is long: unrolled over nine
+  // tiles it starts 10 us later, since its code comes from HBM; with two halves, copies or three tiles it spills.
+  static constexpr int kUnrolled = !S.sampling ? 10 : S.halves == 1 && S.copies == 1 && kStreamed > 0 ? 5 : 0;
 
-    __device__ static Share of(int member) {
-      const int tiles = (S.tiles - member + kMembers - 1) / kMembers, resident = (S.resident - member + kMembers - 1) / kMembers;
-      Share share{member, tiles, member * (S.resident / kMembers) + min(member, S.resident % kMembers), 0};
-      for (int i = 0, sum = 0; i < tiles && kStages; i++) {
-        sum += tiles - resident;
-        if (sum >= tiles) sum -= tiles, share.streamed |= 1u << i;
-      }
-      return share;
-    }
-    __device__ bool streams(int i) const { return streamed >> i & 1; }
-    __device__ int resident_slot(int i) const { return first_slot + i - __popc(streamed & ((1u << i) - 1)); }
-    __device__ int stage(int sequence) const { return member * kStages + (sequence & (kStages - 1)); }
-    __device__ int parity(int sequence) const { return sequence / (kStages ? kStages : 1) & 1; }
-    // The streamed tile after tile i; after the last comes the first again.
-    __device__ int next_streamed(int i) const {
-      const uint32_t later = streamed & ~((2u << i) - 1);
-      return __ffs(later ? later : streamed) - 1;
-    }
+  // Place of the n-th streamed tile. They stand evenly, so that their stages have time to fill.
+  static constexpr bool kAlternates = kStages == 1 && kStreamed == (kTiles + 1) / 2;  // the tiles of even numbers are streamed
+  __host__ __device__ static constexpr int streamed_tile(int n) {
+    return kAlternates ? 2 * n : kStreamed > 1 ? n * (kTiles - 1) / (kStreamed - 1) : 0;
+  }
+  __host__ __device__ static constexpr uint32_t streamed_bits() {
+    uint32_t bits = 0;
+    for (int n = 0; n < kStreamed; n++) bits |= 1u << streamed_tile(n);
+    return bits;
+  }
+  __device__ static constexpr bool streams(int i) { return streamed_bits() >> i & 1; }
+  __device__ static constexpr int streamed_before(int i) { return cuda::std::popcount(streamed_bits() & ((1u << i) - 1)); }
+
+  // Where tile i of a member lies at a step, and the phase of `full` that says it is there.
+  struct Place {
+    int index;  // among the member's resident tiles, or its stages
+    int slot, phase;
   };
+  __device__ static Place place_of(int member, int i, int step, bool streamed) {
+    const int before = streamed_before(i), sequence = step * kStreamed + before;
+    if (!streamed) return {i - before, member * kResident + i - before, 0};
+    const int stage = kStages == 2 ? sequence & 1 : 0;
+    return {stage, S.resident + member * kStages + stage, sequence / (kStages ? kStages : 1) & 1};
+  }
 
   // ---- filling shared memory: one thread of each member ----
 
@@ -103,30 +122,22 @@ struct Batched {
   }
 
   // In the order in which step 0 wants them.
-  __device__ void fill_all(const Share& share) const {
-    const uint64_t pass = l2_policy(0), keep = l2_policy(1);
-    int streamed = 0, newest = 0;
-    for (int i = 0; i < share.tiles; i++) {
-      const int tile = share.member + i * kMembers;
-      if (!share.streams(i))
-        fill(share.resident_slot(i), tile, pass);
-      else if (streamed < Share::kStages)
-        fill(S.resident + share.stage(streamed++), tile, keep), newest = i;
-    }
-    // A step may stream fewer tiles than there are stages.
-    for (; share.streamed && p.steps > 1 && streamed < Share::kStages; streamed++)
-      newest = share.next_streamed(newest), fill(S.resident + share.stage(streamed), share.member + newest * kMembers, keep);
-    smem.newest[share.member] = newest;
+  __device__ void fill_all(int member) const {
+    for (int i = 0; i < kTiles; i++)
+      if (!streams(i) || streamed_before(i) < kStages)
+        fill(place_of(member, i, 0, streams(i)).slot, member + i * kMembers, l2_policy(streams(i) ? 1 : 0));
+    if (kStreamed == 1 && kStages == 2 && p.steps > 1) fill(S.resident + member * kStages + 1, member, l2_policy(1));
   }
 
-  // The member's streamed tile number `sequence` of the walk has been scored: its stage takes the one after the newest, in this step or the
-  // next.
-  __device__ void refill(const Share& share, int sequence) const {
-    if (sequence + Share::kStages >= p.steps * __popc(share.streamed)) return;
-    wait_barrier(&smem.empty[share.stage(sequence)], share.parity(sequence));
-    const int newest = share.next_streamed(smem.newest[share.member]);
-    smem.newest[share.member] = newest;
-    fill(S.resident + share.stage(sequence), share.member + newest * kMembers, l2_policy(1));
+  // Streamed tile i has been scored: its stage takes the one after the newest, in this step or the next.
+  __device__ void refill(int member, int i, int step) const {
+    if constexpr (kStages > 0) {
+      const int ahead = streamed_before(i) + kStages;
+      if (step + ahead / kStreamed >= p.steps) return;
+      const Place place = place_of(member, i, step, true);
+      wait_barrier(&smem.empty[place.slot - S.resident], place.phase);
+      fill(place.slot, member + streamed_tile(ahead % kStreamed) * kMembers, l2_policy(1));
+    }
   }
 
   // ---- the warpgroups that score ----
@@ -136,77 +147,80 @@ struct Batched {
     int id;
     bool live;  // part of the batch
     bool draws;
-    bool keeps;  // its corrected logits
+    bool warp_draws;  // it or another one of the warp
+    bool keeps;       // its corrected logits
   };
 
   // A thread's best group of 16 rows so far.
   struct Best {
     float score;
-    int tile;
+    int tile;           // of its member
     uint32_t pairs[8];  // its bf16 logits, two a word
   };
 
   __device__ Request request_of(int id) const {
     const bool live = id < p.batch, draws = S.sampling && live && p.temperature[id] > 0;
-    return {id, live, draws, draws && p.logits};
+    return {id, live, draws, S.sampling && __any_sync(~0u, draws), draws && p.logits};
   }
 
-  // Row 0 of a step's base logits.
-  __device__ const uint16_t* base_of(const Request& r, int step) const {
-    return p.base + r.id * p.base_request_stride + step * p.base_step_stride;
-  }
+  // The first row of this thread in a tile, within the CTA.
+  __device__ static int local_row(int tile) { return tile * kTileRows + threadIdx.x % kLanes * kChunkRows; }
 
-  // 16 bf16 of rows `row` to `row` + 15; what is past the vocabulary is -inf. `step_base`: row 0 of the step.
-  __device__ void load_base(uint4 (&chunk)[2], const uint16_t* step_base, int row, bool aligned, uint64_t policy) const {
-    const uint16_t* source = step_base + row;
-    if (aligned && row + 16 <= p.vocab) {
-      chunk[0] = load_with_policy(reinterpret_cast<const uint4*>(source), policy);
-      chunk[1] = load_with_policy(reinterpret_cast<const uint4*>(source) + 1, policy);
-      return;
-    }
+  // This thread's base logits of a tile; `source` points to the first of them, `left` rows from the end of the vocabulary. What is past
+  // that is -inf. `whole`: nothing is, and they are aligned.
+  __device__ static void load_base(uint4 (&base)[2], const uint16_t* source, int left, bool whole) {
     constexpr uint32_t kMinusInf = 0xFF80;
-    const int left = p.vocab - row;
-    uint32_t pairs[8];
-#pragma unroll 1
-    for (int i = 0; i < 8; i++) {
-      const uint32_t low = 2 * i < left ? source[2 * i] : kMinusInf, high = 2 * i + 1 < left ? source[2 * i + 1] : kMinusInf;
-      const uint32_t both = low | high << 16;
+    if (whole) {
 #pragma unroll
-      for (int j = 0; j < 8; j++) pairs[j] = i == j ? both : pairs[j];  // rare, so small
-    }
-    chunk[0] = {pairs[0], pairs[1], pairs[2], pairs[3]};
-    chunk[1] = {pairs[4], pairs[5], pairs[6], pairs[7]};
-  }
-
-  __device__ void keep_logits(const Request& r, int step, int row, const uint32_t (&pairs)[8]) const {
-    const int left = p.vocab - row;
-    uint16_t* target = p.logits + r.id * p.logits_request_stride + step * p.logits_step_stride + row;
-    if (left >= 16 && reinterpret_cast<uint64_t>(target) % 16 == 0) {
-      reinterpret_cast<uint4*>(target)[0] = {pairs[0], pairs[1], pairs[2], pairs[3]};
-      reinterpret_cast<uint4*>(target)[1] = {pairs[4], pairs[5], pairs[6], pairs[7]};
-      return;
-    }
+      for (int i = 0; i < 2; i++) base[i] = load_once(reinterpret_cast<const uint4*>(source + i * kChunkDistance));
+    } else {
+      uint32_t rows[2 * kChunkRows];
 #pragma unroll
-    for (int i = 0; i < 16; i++)
-      if (i < left) target[i] = static_cast<uint16_t>(pairs[i / 2] >> i % 2 * 16);
-  }
-
-  // Corrected logits of a tile, as bf16 pairs, from its accumulators: rule INT8.
-  __device__ static void correct(uint32_t (&pairs)[8], const int32_t (&d)[32], const uint4 (&base)[2], const float* row_scale,
-                                 float latent_scale) {
-    const uint32_t bits[8] = {base[0].x, base[0].y, base[0].z, base[0].w, base[1].x, base[1].y, base[1].z, base[1].w};
+      for (int i = 0; i < 2 * kChunkRows; i++) {
+        const int row = i / kChunkRows * kChunkDistance + i % kChunkRows;
+        rows[i] = row < left ? source[row] : kMinusInf;
+      }
 #pragma unroll
-    for (int j = 0; j < 8; j += 2) {
-      const float4 scale = *reinterpret_cast<const float4*>(row_scale + 2 * j);
-#pragma unroll
-      for (int h = 0; h < 2; h++) {
-        const int i = j + h;
-        const float low = score_int8(__uint_as_float(bits[i] << 16), h ? scale.z : scale.x, latent_scale, d[4 * i] * 256 + d[4 * i + 2]);
-        const float high =
-            score_int8(__uint_as_float(bits[i] & 0xFFFF0000u), h ? scale.w : scale.y, latent_scale, d[4 * i + 1] * 256 + d[4 * i + 3]);
-        pairs[i] = pack_bf16(low, high);
+      for (int i = 0; i < 2; i++) {
+        const uint32_t* r = rows + i * kChunkRows;
+        base[i] = {r[0] | r[1] << 16, r[2] | r[3] << 16, r[4] | r[5] << 16, r[6] | r[7] << 16};
       }
     }
+  }
+
+  // The reverse: a tile's corrected logits to `target`.
+  __device__ static void keep_logits(uint16_t* target, int left, bool whole, const uint32_t (&pairs)[8]) {
+    if (whole) {
+#pragma unroll
+      for (int i = 0; i < 2; i++)
+        __stcs(reinterpret_cast<uint4*>(target + i * kChunkDistance),
+               uint4{pairs[4 * i], pairs[4 * i + 1], pairs[4 * i + 2], pairs[4 * i + 3]});
+    } else {
+#pragma unroll
+      for (int i = 0; i < 2 * kChunkRows; i++) {
+        const int row = i / kChunkRows * kChunkDistance + i % kChunkRows;
+        if (row < left) target[row] = static_cast<uint16_t>(pairs[i / 2] >> i % 2 * 16);
+      }
+    }
+  }
+
+  // The scales of this thread's rows of a tile and its request.
+  __device__ static void load_scales(float (&scale)[16], const float* row_scale, float latent_scale) {
+#pragma unroll
+    for (int i = 0; i < 16; i += 4) {
+      const float4 rows = *reinterpret_cast<const float4*>(row_scale + i / kChunkRows * kChunkDistance + i % kChunkRows);
+      scale[i] = __fmul_rn(rows.x, latent_scale), scale[i + 1] = __fmul_rn(rows.y, latent_scale);
+      scale[i + 2] = __fmul_rn(rows.z, latent_scale), scale[i + 3] = __fmul_rn(rows.w, latent_scale);
+    }
+  }
+
+  // Corrected logits of a tile, as bf16 pairs, from its sums: rule INT8.
+  __device__ static void correct(uint32_t (&pairs)[8], const int32_t (&d)[32], const uint4 (&base)[2], const float (&scale)[16]) {
+    const uint32_t bits[8] = {base[0].x, base[0].y, base[0].z, base[0].w, base[1].x, base[1].y, base[1].z, base[1].w};
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+      pairs[i] = pack_bf16(score_int8(__uint_as_float(bits[i] << 16), scale[2 * i], d[4 * i] * 256 + d[4 * i + 2]),
+                           score_int8(__uint_as_float(bits[i] & 0xFFFF0000u), scale[2 * i + 1], d[4 * i + 1] * 256 + d[4 * i + 3]));
   }
 
   // The largest of 16 logits, NaN left out; -inf if there is nothing else.
@@ -221,44 +235,65 @@ struct Batched {
     return __uint_as_float(i % 2 ? pairs[i / 2] & 0xFFFF0000u : pairs[i / 2] << 16);
   }
 
-  // Random word `which` of a group: 0 for its Gumbel, 1 for its row.
-  __device__ uint32_t word(const Request& r, const PhiloxKey& key, int step, int group, int which) const {
-    const Words words = philox(noise_counter(group / kGroupsPerWords, step, r.id, exchange.round, kDraftGroups), key);
-    return group % 2 ? words.w[2 + which] : words.w[which];
+  // ---- rule GROUPS of kernels/sampling.py ----
+
+  __device__ Words words(const Request& r, const PhiloxKey& key, int step, int tile) const {
+    const uint32_t pair = (blockIdx.x * S.tiles + tile) * (kTileRows / kGroupRows / kGroupsPerWords) + threadIdx.x % kLanes / 2;
+    return philox(noise_counter(pair, step, r.id, exchange.round, kDraftGroups), key);
   }
 
-  // Rule GROUPS of kernels/sampling.py.
-  __device__ float score(const Request& r, int step, int row, const uint32_t (&pairs)[8]) const {
+  // The words of this thread's group in two tiles of its own. Two neighbouring lanes' groups share a counter: each lane computes one of
+  // the two tiles for both.
+  struct Gumbels {
+    uint32_t now, later;
+  };
+  __device__ Gumbels gumbels(const Request& r, int step, int tile) const {
+    if (!r.warp_draws) return {};
+    const bool odd = threadIdx.x & 1;
+    const Words w = words(r, smem.drawing[r.id].key, step, odd ? tile + kCopies * kMembers : tile);
+    const uint32_t other = __shfl_xor_sync(~0u, odd ? w.w[0] : w.w[2], 1);
+    return {odd ? other : w.w[0], odd ? w.w[2] : other};
+  }
+
+  // `noise`: the word of the group's Gumbel.
+  __device__ float score(const Request& r, uint32_t noise, const uint32_t (&pairs)[8]) const {
     const float top = largest(pairs);
     if constexpr (S.sampling) {
-      if (__any_sync(~0u, r.draws)) {
+      if (r.warp_draws) {
         const Drawing drawing = smem.drawing[r.id];
         const float finite = group_top(top);
         float sum = 0;
 #pragma unroll
         for (int i = 0; i < 16; i++) sum = add_rn(sum, row_weight(logit(pairs, i), finite, drawing.scale));
-        const float drawn = group_score(finite, sum, drawing.inverse, word(r, drawing.key, step, row / kGroupRows, 0));
+        const float drawn = group_score(finite, sum, drawing.inverse, noise);
         return r.draws && top > kMinusInfinity ? drawn : top;
       }
     }
     return top;
   }
 
-  // The row of the best group that is this thread's candidate.
-  __device__ int chosen(const Request& r, int step, const Best& best, int first) const {
-    const float top = largest(best.pairs);
-    int place = 0;
+  // Where the first of 16 logits stands that equals `top`; 0 if none does, since all are NaN.
+  __device__ static int first_place(const uint32_t (&pairs)[8], float top) {
+    uint32_t equal = 0;  // bit i: logit i, if i is even; bit 16 + i, if it is odd
 #pragma unroll
-    for (int i = 15; i >= 0; i--) place = logit(best.pairs, i) == top ? i : place;
+    for (int i = 0; i < 8; i++) equal |= equal_bf16x2(pairs[i], pack_bf16(top, top)) & (1u << 2 * i | 1u << (17 + 2 * i));
+    return max(__ffs((equal | equal >> 16) & 0xFFFF) - 1, 0);
+  }
+
+  // The place in the best group of the row that is this thread's candidate.
+  __device__ int chosen(const Request& r, int step, int tile, const Best& best) const {
+    const float top = largest(best.pairs);
+    int place = first_place(best.pairs, top);
     if constexpr (S.sampling) {
-      if (__any_sync(~0u, r.draws)) {
+      if (r.warp_draws) {
         const Drawing drawing = smem.drawing[r.id];
         const float finite = group_top(top);
         float weight[16], sum = 0, running = 0;
         int drawn = 0;
 #pragma unroll
         for (int i = 0; i < 16; i++) sum = add_rn(sum, weight[i] = row_weight(logit(best.pairs, i), finite, drawing.scale));
-        const float threshold = row_threshold(sum, word(r, drawing.key, step, first / kGroupRows, 1));
+        const Words w = words(r, drawing.key, step, tile);
+        const float threshold = row_threshold(sum, threadIdx.x & 1 ? w.w[3] : w.w[1]);
 #pragma unroll
         for (int i = 0; i < 16; i++) drawn += (running = add_rn(running, weight[i])) <= threshold;
         if (r.draws && top > kMinusInfinity) place = min(drawn, 15);
@@ -267,133 +302,199 @@ struct Batched {
     return place;
   }
 
-  // A tile's logits, and whether this thread's group of 16 is its best so far.
-  __device__ void offer(Best& best, const Request& r, int step, int tile, const int32_t (&d)[32], const uint4 (&base)[2],
-                        float latent_scale) const {
-    const int local = tile * kTileRows + threadIdx.x % 4 * 16, row = blockIdx.x * kRows + local;
-    uint32_t pairs[8];
-    correct(pairs, d, base, smem.row_scale + local, latent_scale);
-    if constexpr (S.sampling) {
-      if (r.keeps) keep_logits(r, step, row, pairs);
-    }
-    const float found = score(r, step, row, pairs);
+  // This thread's group of 16 rows of its member's tile i, if it is its best so far.
+  __device__ void offer(Best& best, const Request& r, uint32_t noise, int i, const uint32_t (&pairs)[8]) const {
+    const float found = score(r, noise, pairs);
     const bool better = found > best.score;
     best.score = better ? found : best.score;
-    best.tile = better ? tile : best.tile;
+    best.tile = better ? i : best.tile;
 #pragma unroll
     for (int i = 0; i < 8; i++) best.pairs[i] = better ? pairs[i] : best.pairs[i];
   }
 
-  // The pair's turn at the tensor cores, and the other pair's.
-  __device__ static void take_turn(int pair) { named_barrier_sync(1 + pair, kThreads); }
-  __device__ static void give_turn(int pair) { named_barrier_arrive(2 - pair, kThreads); }
+  // The latents of a warpgroup's requests: lane (g, t) holds chunks t, t + 4, ... of both planes; each serves two k-steps.
+  struct Latents {
+    uint4 hi[4], lo[4];
+    float scale;
+  };
 
-  // Bring this CTA's base logits of a step to L2.
-  __device__ void prefetch_base(const Request& r, int step) const {
-    if (step >= p.steps) return;
+  __device__ void load_latents(Latents& u, const Request& r) const {
+    const uint8_t* record = smem.latents[r.id];
+    const uint4* planes = reinterpret_cast<const uint4*>(record) + threadIdx.x % kLanes;
+#pragma unroll
+    for (int i = 0; i < 4; i++) u.hi[i] = planes[4 * i], u.lo[i] = planes[kRank / 16 + 4 * i];
+    u.scale = *reinterpret_cast<const float*>(record + 2 * kRank);
+  }
+
+  // Start a tile's MMAs. Until wgmma_wait `d` belongs to the tensor cores.
+  __device__ static void multiply(int32_t (&d)[32], const Latents& u, uint64_t weights) {
+    wgmma_fence();
+    wgmma_s8_n64<false>(d, u.hi[0].x, u.lo[0].x, u.hi[0].y, u.lo[0].y, weights);
+    wgmma_s8_n64<true>(d, u.hi[0].z, u.lo[0].z, u.hi[0].w, u.lo[0].w, weights + 128);
+#pragma unroll
+    for (int k = 1; k < 4; k++) {
+      wgmma_s8_n64<true>(d, u.hi[k].x, u.lo[k].x, u.hi[k].y, u.lo[k].y, weights + 256 * k);
+      wgmma_s8_n64<true>(d, u.hi[k].z, u.lo[k].z, u.hi[k].w, u.lo[k].w, weights + 256 * k + 128);
+    }
+    wgmma_commit();
+  }
+
+  // Start bringing this CTA's base logits of step 0 to L2; those of later steps follow tile by tile.
+  __device__ void prefetch_base(const Request& r) const {
     const int rows = min(kRows, p.vocab - static_cast<int>(blockIdx.x) * kRows) / 8 * 8;
-    const uint16_t* source = base_of(r, step) + blockIdx.x * kRows;
+    const uint16_t* source = p.base + r.id * p.base_request_stride + blockIdx.x * kRows;
     if (reinterpret_cast<uint64_t>(source) % 16 == 0) prefetch_bulk_l2(source, 2 * rows);
   }
 
-  __device__ void score_steps() {
-    const int team = threadIdx.x / 128, half = team / kMembers, pair = team / 2;
-    const Share share = Share::of(team % kMembers);
-    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const Request r = request_of(half * 32 + warp * 8 + g);
-    const int first = blockIdx.x * kRows + 16 * t;  // row of this thread in tile 0
-    const bool any_live = half * 32 + warp * 8 < p.batch;
-    const bool prefetches = r.live && share.member == 0 && t == 0, fills = half == S.halves - 1 && warp == 0 && lane == 0;
-    const uint64_t pass = l2_policy(0);
-    constexpr int kRounds = (S.tiles + kMembers - 1) / kMembers;
-    if (fills) fill_all(share);
-    if (prefetches) prefetch_base(r, 0);
-    int sequence = 0;  // streamed tiles this member has met
+  __device__ void walk() {
+    const int team = __shfl_sync(~0u, threadIdx.x / 128, 0), half = team / kMembers, member = team % kMembers;
+    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    const int copy = warp / kWarpsPerCopy, first_request = half * 32 + warp % kWarpsPerCopy * 8;  // of the warp
+    const Request r = request_of(first_request + lane / kLanes);
+    const auto own = [&](int i) { return first_request < p.batch && i % kCopies == copy; };  // whether this warp scores tile i
+    const bool fills = half == S.halves - 1 && warp == 3 && lane == 0;
+    const uint64_t resident = wgmma_operand(smem.weights[member * kResident], 1024, 128);
+    const uint64_t ring = wgmma_operand(smem.weights[S.resident + member * kStages], 1024, 128);
+    if (fills) fill_all(member);
+    if (r.live && member == 0 && copy == 0 && lane % kLanes == 0) prefetch_base(r);
+    for (int request = threadIdx.x / 32; request < p.batch; request += kWarps)
+      fetch_latent(request, static_cast<uint32_t>(max(int64_t{0}, min(p.anchor[request], static_cast<int64_t>(p.latent_vocab) - 1))));
+    publish_latents();
+
+    constexpr int kStride = kMembers * kTileRows;  // rows from a member's tile to its next
+    const int first = local_row(member), first_row = blockIdx.x * kRows + first;
+    const uint16_t* source = p.base + r.id * p.base_request_stride + first_row;  // base logits of the step
+    // How many of the member's tiles this thread loads and keeps as vectors.
+    const int inside = max(p.vocab - first_row - kChunkDistance - kChunkRows + kStride, 0) / kStride;
+    const bool base_aligned = reinterpret_cast<uint64_t>(source) % 16 == 0 && p.base_step_stride % 8 == 0;
+    const bool kept_aligned =
+        (reinterpret_cast<uint64_t>(p.logits + first_row) / 2 | p.logits_request_stride | p.logits_step_stride) % 8 == 0;
+    int whole = base_aligned ? inside : 0, kept_whole = kept_aligned ? inside : 0;
+    asm("" : "+r"(whole), "+r"(kept_whole));  // or they would be computed anew for every tile
+    uint4 base[2];
+    if (r.live && copy < kTiles) load_base(base, source + copy * kStride, p.vocab - first_row - copy * kStride, copy < whole);
     for (int step = 0; step < p.steps; step++) {
-      // The latent of the thread's request: lane (g, t) holds chunks t, t + 4, ... of both planes; each serves two k-steps.
-      uint4 hi[4] = {}, lo[4] = {};
-      float latent_scale = 0;
-      if (r.live) {
-        const uint8_t* record = p.latents + static_cast<uint64_t>(smem.tokens[r.id]) * kRecordBytes;
-        const uint4* planes = reinterpret_cast<const uint4*>(record) + t;
-#pragma unroll
-        for (int i = 0; i < 4; i++) hi[i] = planes[4 * i], lo[i] = planes[kRank / 16 + 4 * i];
-        latent_scale = *reinterpret_cast<const float*>(record + 2 * kRank);
-      }
-      if (prefetches) prefetch_base(r, step + 1);
-      const uint16_t* step_base = base_of(r, step);
-      const bool aligned = reinterpret_cast<uint64_t>(step_base) % 16 == 0;
-      Best best{kMinusInfinity, share.member, {kNobody, kNobody, kNobody, kNobody, kNobody, kNobody, kNobody, kNobody}};
-      if (pair == 1) give_turn(pair);
-#pragma unroll 1
-      for (int i = 0; i < kRounds; i++) {
-        const int tile = share.member + i * kMembers;
-        const bool works = i < share.tiles;
-        const bool streams = works && share.streams(i);
-        const int slot = streams ? S.resident + share.stage(sequence) : share.resident_slot(i);
-        uint4 base[2];  // from L2 while this pair waits for its turn
-        if (works && r.live) load_base(base, step_base, first + tile * kTileRows, aligned, pass);
-        if (works) wait_barrier(&smem.full[slot], streams ? share.parity(sequence) : 0);
-        take_turn(pair);
-        int32_t d[32];
-        if (works) {
-          const uint64_t b = wgmma_operand(smem.weights[slot], 1024, 128);
-          wgmma_fence();
-          wgmma_s8_n64<false>(d, hi[0].x, lo[0].x, hi[0].y, lo[0].y, b);
-          wgmma_s8_n64<true>(d, hi[0].z, lo[0].z, hi[0].w, lo[0].w, b + 128);
-#pragma unroll
-          for (int k = 1; k < 4; k++) {
-            wgmma_s8_n64<true>(d, hi[k].x, lo[k].x, hi[k].y, lo[k].y, b + 256 * k);
-            wgmma_s8_n64<true>(d, hi[k].z, lo[k].z, hi[k].w, lo[k].w, b + 256 * k + 128);
-          }
-          wgmma_commit();
-          wgmma_wait();
+      Latents u;
+      load_latents(u, r);
+      Best best{kMinusInfinity, 0, {kNobody, kNobody, kNobody, kNobody, kNobody, kNobody, kNobody, kNobody}};
+      [[maybe_unused]] Gumbels noise{};
+      [[maybe_unused]] uint16_t* kept = nullptr;  // where this thread's corrected logits of the step go
+      if constexpr (S.sampling)
+        if (r.keeps) kept = p.logits + r.id * p.logits_request_stride + step * p.logits_step_stride + first_row;
+      uint32_t pairs[8];
+      const auto consider = [&](int i) {
+        if constexpr (S.sampling) {
+          if (r.keeps) keep_logits(kept + i * kStride, p.vocab - first_row - i * kStride, i < kept_whole, pairs);
         }
-        if (pair == 0 || i + 1 < kRounds) give_turn(pair);
-        if (!works) continue;
-        if (streams && lane == 0) cuda::ptx::mbarrier_arrive(&smem.empty[slot - S.resident]);
-        // With one half, the stage is free now; with two, the other half may still need it, as a rule not after the epilogue.
-        if (S.halves == 1 && streams && fills) refill(share, sequence);
-        if (any_live) offer(best, r, step, tile, d, base, latent_scale);
-        if (S.halves == 2 && streams && fills) refill(share, sequence);
-        sequence += streams;
+        offer(best, r, noise.now, i, pairs);
+      };
+      // `streamed` and `odd`: what tile i is, constants as a rule.
+      const auto score_tile = [&](int i, auto streamed, auto odd) {
+        const Place place = place_of(member, i, step, streamed);
+        if (streamed || step == 0) wait_barrier(&smem.full[place.slot], place.phase);
+        int32_t d[32];
+        multiply(d, u, (streamed ? ring : resident) + place.index * (kTileBytes / 16));
+        if (i > 0 && own(i - 1)) consider(i - 1);
+        wgmma_wait(d);
+        if (streamed && lane == 0) cuda::ptx::mbarrier_arrive(&smem.empty[place.slot - S.resident]);
+        if (own(i)) {
+          float scale[16];
+          load_scales(scale, smem.row_scale + first + i * kStride, u.scale);
+          correct(pairs, d, base, scale);
+          if constexpr (S.sampling) noise = odd ? Gumbels{noise.later, 0} : gumbels(r, step, member + i * kMembers);
+          // The base logits of this warp's next tile, after the last one the next step's; those of the tile after that start towards L2, a
+          // sector a lane.
+          const bool more = i + kCopies < kTiles;
+          const int next = more ? i + kCopies : copy;
+          if (!more) source += p.base_step_stride;
+          if (r.live && (more || step + 1 < p.steps)) {
+            load_base(base, source + next * kStride, p.vocab - first_row - next * kStride, next < whole);
+            constexpr int kAhead = 2 * kCopies;
+            if (next + kAhead < whole && next + kAhead < kTiles)
+              prefetch_l2(source + (next + kAhead) * kStride + lane % kLanes * kChunkRows);
+            if (!more && next + kCopies < whole) prefetch_l2(source + (next + kCopies) * kStride + lane % kLanes * kChunkRows);
+          }
+        }
+        // As a rule the other half has its sums by now.
+        if (streamed && fills) refill(member, i, step);
+      };
+      using cuda::std::bool_constant;
+      if constexpr (kTiles <= kUnrolled) {
+        unrolled<kTiles>([&](auto i) { score_tile(i, bool_constant<streams(i)>{}, bool_constant<i / kCopies % 2 == 1>{}); });
+      } else if constexpr (kAlternates) {
+#pragma unroll 1
+        for (int i = 0; i < kTiles; i += 2) {
+          score_tile(i, bool_constant<true>{}, kCopies == 1 ? false : i / kCopies % 2 == 1);
+          if (i + 1 < kTiles) score_tile(i + 1, bool_constant<false>{}, kCopies == 1 ? true : (i + 1) / kCopies % 2 == 1);
+        }
+      } else {
+#pragma unroll 1
+        for (int i = 0; i < kTiles; i++) score_tile(i, streams(i), i / kCopies % 2 == 1);
       }
-      if (any_live) {
-        const int row = best.tile * kTileRows + 16 * t + chosen(r, step, best, first + best.tile * kTileRows);
+      if (own(kTiles - 1)) consider(kTiles - 1);
+      if (first_request < p.batch) {
+        const int place = chosen(r, step, member + best.tile * kMembers, best);
+        const int row = first + best.tile * kStride + place / kChunkRows * kChunkDistance + place % kChunkRows;
         uint64_t entry = static_cast<uint64_t>(score_order(best.score)) << 16 | (kLastRow - row);
 #pragma unroll
-        for (int distance = 1; distance < 4; distance *= 2) entry = max(entry, __shfl_xor_sync(~0u, entry, distance));
-        if (t == 0) smem.best[share.member][r.id] = entry;
+        for (int distance = 1; distance < kLanes; distance *= 2) entry = max(entry, __shfl_xor_sync(~0u, entry, distance));
+        if (lane % kLanes == 0) smem.best[member * kCopies + copy][r.id] = entry;
       }
       __syncthreads();
       agree(step);
-      __syncthreads();
+      publish_latents();
     }
   }
 
-  // Thread `request` of the first warps: this CTA's best of all members, then everybody's.
-  __device__ void agree(int step) {
-    const int request = threadIdx.x;
-    if (request >= p.batch) return;
-    uint64_t mine = smem.best[0][request];
+  // ---- the exchange ----
+
+  // One warp: start copying a request's latent.
+  __device__ void fetch_latent(int request, uint32_t token) const {
+    const int lane = threadIdx.x % 32;
+    const uint8_t* record = p.latents + static_cast<uint64_t>(token) * kRecordBytes;
+    copy_async_16(smem.latents[request] + lane * 16, record + lane * 16);
+    if (lane == 0) copy_async_4(smem.latents[request] + 2 * kRank, record + 2 * kRank);
+  }
+
+  // The latents that this thread fetched are there for everybody.
+  __device__ static void publish_latents() {
+    copy_async_wait();
+    __syncthreads();
+  }
+
+  // Warp w agrees with its peers on requests w, w + 16, ..., a lane each, and fetches the winners' latents as they come.
+  __device__ void agree(int step) const {
+    const int lane = threadIdx.x % 32, request = threadIdx.x / 32 + lane * kWarps;
+    const bool takes_part = lane < kRequestsPerWarp && request < p.batch;
+    if (takes_part) {
+      uint64_t mine = smem.best[0][request];
 #pragma unroll
-    for (int i = 1; i < kMembers; i++) mine = max(mine, smem.best[i][request]);
-    const uint32_t row = key_row(static_cast<uint32_t>(mine));
-    exchange.post_entry(step, request, static_cast<uint32_t>(mine >> 16), row);
-    uint64_t leader, seen = 0;
+      for (int i = 1; i < kMembers * kCopies; i++) mine = max(mine, smem.best[i][request]);
+      exchange.post_entry(step, request, static_cast<uint32_t>(mine >> 16), key_row(static_cast<uint32_t>(mine)));
+    }
+    uint64_t leader = 0, seen = 0;
     [[maybe_unused]] int polls = 0;
-    bool complete;
-    do {
-      WTS_COUNT_POLL(polls, step)
-      complete = exchange.complete(step, request, leader);
-      // The CTA whose row takes the lead starts bringing that row of W1 from HBM to L2, while others still arrive.
-      if (leader != seen && Exchange::winner_of(leader).cta == blockIdx.x)
-        prefetch_bulk_l2(p.latents + static_cast<uint64_t>(token_of(Exchange::winner_of(leader))) * kRecordBytes, kRecordBytes);
+    for (uint32_t waiting = __ballot_sync(~0u, takes_part); waiting;) {
+      bool complete = false;
+      do {  // nothing but looking: what else a turn did would come on top of the way to L2 and back
+        WTS_COUNT_POLL(polls, step)
+        if (waiting >> lane & 1) complete = exchange.complete(step, request, leader);
+      } while (!__any_sync(~0u, complete || leader != seen));
+      const bool leads = leader != seen;
+      const Winner winner = Exchange::winner_of(leader);
       seen = leader;
-    } while (!complete);
-    const Winner winner = Exchange::winner_of(leader);
-    smem.tokens[request] = token_of(winner);
-    if (blockIdx.x == 0) p.tokens[request * p.tokens_request_stride + step] = winner.cta * kRows + winner.row;
+      const uint32_t arrived = __ballot_sync(~0u, complete), wanted = kEager ? __ballot_sync(~0u, leads) : arrived;
+      waiting &= ~arrived;
+      if (step + 1 < p.steps && wanted) {
+        if (kEager) copy_async_wait();  // a later copy to the same place must not be overtaken
+        for (uint32_t left = wanted; left; left &= left - 1)
+          fetch_latent(threadIdx.x / 32 + (__ffs(left) - 1) * kWarps, __shfl_sync(~0u, token_of(winner), __ffs(left) - 1));
+      }
+      // The CTA whose row takes the lead starts bringing that row of W1 from HBM to L2, while others still arrive.
+      if (leads && winner.cta == blockIdx.x)
+        prefetch_bulk_l2(p.latents + static_cast<uint64_t>(token_of(winner)) * kRecordBytes, kRecordBytes);
+      if (complete && blockIdx.x == 0) p.tokens[request * p.tokens_request_stride + step] = winner.cta * kRows + winner.row;
+    }
   }
 
   __device__ uint32_t token_of(Winner winner) const {
@@ -408,16 +509,13 @@ struct Batched {
     }
     exchange.clear_other_bank(threadIdx.x, kThreads);
     for (int i = threadIdx.x; i < kRows; i += kThreads) smem.row_scale[i] = p.row_scale[blockIdx.x * kRows + i];
-    if (threadIdx.x < p.batch)
-      smem.tokens[threadIdx.x] =
-          static_cast<uint32_t>(max(int64_t{0}, min(p.anchor[threadIdx.x], static_cast<int64_t>(p.latent_vocab) - 1)));
     if constexpr (S.sampling)
       if (threadIdx.x < p.batch) {
         const RowTemperature temperature = RowTemperature::of(p.temperature[threadIdx.x]);
         smem.drawing[threadIdx.x] = {temperature.inverse, temperature.scale, philox_key(p.seed[threadIdx.x])};
       }
     __syncthreads();
-    score_steps();
+    walk();
     if (blockIdx.x == 0 && threadIdx.x == 0) *p.round = exchange.round + 1;
   }
 };

@@ -1,4 +1,4 @@
-// A whole walk of up to sixteen requests in one launch: one CTA a SM holds its rows of W2 in registers and shared memory, loads them once,
+// A whole walk of up to eight requests in one launch: one CTA a SM holds its rows of W2 in registers and shared memory, loads them once,
 // and exchanges one token a step and request. Rows that fit in neither come from L2 again at every step. int8 weights (rule INT8) or bf16
 // weights (rule TWICE).
 //
@@ -26,7 +26,7 @@ struct ResidentShape {
   int tiles_smem;      // 16-row tiles a warp holds in shared memory
   int tiles_streamed;  // 16-row tiles a warp reads from L2 at every step
   int stages;          // streamed units of 4 KB of a warp in shared memory at once; at least 2, so that one can fill while one is read
-  int batch;           // requests: 1, 2, 4, 8 or 16
+  int batch;           // requests: 1, 2, 4 or 8
   bool sampling;       // rule GUMBEL for rows with temperature > 0; up to 4 requests
   int max_ctas;
   bool clocks;  // stamp cycles and nanoseconds at every step
@@ -273,6 +273,9 @@ struct Resident {
     for (int block = 0; block < kBlocks; block++) found[block] = best[0][block];
   }
 
+  // The next `score` is once more of the last step. Nothing may be streamed.
+  __device__ void rewind() { base_slot = base_slot_of_last_step(); }
+
   // Item i of a lane in a group: its tile. With one block the 4 / kBatch lanes of a quad that have the same request share a group's tiles:
   // lane q = t / kBatch takes tiles q, q + 4 / kBatch, ...; lanes beyond the last tile repeat it.
   __device__ int tile_of(int group, int i) const { return kBlocks > 1 ? i / kBlocks : min(t / kQuad + i * (4 / kQuad), tiles(group) - 1); }
@@ -398,6 +401,13 @@ struct Resident {
 template <ResidentShape S, template <int, int> class Exchange>
 __device__ void walk_resident(const Params& p) {
   run_walk<Resident<S>, S.clocks, Exchange<S.max_ctas, S.batch>>(p);
+}
+
+// The same walk with a part of every step done twice: what the part costs. A template of its own, so that plain walks keep their cubins.
+template <ResidentShape S, Stage kTwice, template <int, int> class Exchange>
+__device__ void walk_resident(const Params& p) {
+  static_assert(S.batch == 1 && !S.sampling && !S.bf16 && S.tiles_streamed == 0);
+  run_walk<Resident<S>, S.clocks, Exchange<S.max_ctas, kTwice == Stage::kExchange ? 2 : 1>, kTwice>(p);
 }
 
 }  // namespace wts

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,22 @@ def _answers(root: Path) -> dict[str, Answer]:
     return {answer.claim.id: answer for answer in answer_all(book, all_records(book, root))}
 
 
+@pytest.fixture(scope="module")
+def answers(results: Path) -> dict[str, Answer]:
+    """What the fixture runs say of every claim."""
+    return _answers(results)
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of few cells that fill a block of every kind; read only. To answer every claim from `results` takes seconds."""
+    root = tmp_path_factory.mktemp("few")
+    make_runs.step_slope(root)
+    make_runs.walk_latency(root, "markov_v152k", batches=(1,), temperatures=(0.0,))
+    make_runs.walk_latency(root, "markov_v248k", run_id="20260101T000100Z-h200-00000001", batches=(1,), temperatures=(1.0,))
+    return root
+
+
 def _time(variant: str, steps: int) -> float:
     entry, slope = TRUTH[variant]
     return entry + slope * steps
@@ -83,8 +100,7 @@ def test_every_cell_of_the_grid_is_a_claim_with_its_own_query() -> None:
                 assert ratio.goal == max(4, ratio.value or 0), cell
 
 
-def test_answers_are_the_known_lines(results: Path) -> None:
-    answers = _answers(results)
+def test_answers_are_the_known_lines(answers: dict[str, Answer]) -> None:
     expected = {
         "walk.v152k.g7.bs1.greedy": grid_time("resident", 151_936, 7, 1, 0.0),
         "walk.v152k.g16.bs1.greedy": grid_time("resident", 151_936, 16, 1, 0.0),
@@ -119,8 +135,8 @@ def test_answers_are_the_known_lines(results: Path) -> None:
         assert (answers[name].ours, answers[name].verdict) == (None, Verdict.NOT_MEASURED)
 
 
-def test_a_cell_that_no_source_states_has_our_value_and_its_goal_but_no_verdict(results: Path) -> None:
-    answer = _answers(results)["speedup.v152k.g16.bs8.greedy"]
+def test_a_cell_that_no_source_states_has_our_value_and_its_goal_but_no_verdict(answers: dict[str, Answer]) -> None:
+    answer = answers["speedup.v152k.g16.bs8.greedy"]
     found = answer.as_json()
     assert (answer.verdict, found["paper"], found["ratio"], found["goal"], found["goal_met"]) == (Verdict.NOT_STATED, None, None, 4, True)
     assert found["ours"] > 12
@@ -131,7 +147,7 @@ def test_a_cell_is_answered_by_the_newest_run_that_has_it(tmp_path: Path) -> Non
     line = _answers(tmp_path)["walk.v152k.g7.bs1.greedy"]
     assert line.ours is not None
     assert line.ours.value == pytest.approx(_time("resident", 7), rel=0.02)  # the lines have this cell too
-    make_runs.walk_latency(tmp_path, "markov_v152k")
+    make_runs.walk_latency(tmp_path, "markov_v152k", steps=(7,), batches=(1, 16, 64))
     again = make_runs.walk_latency(
         tmp_path, "markov_v152k", run_id="20260102T000000Z-h200-0", steps=(7,), batches=(1, 16), temperatures=(1.0,), factor=2.0
     )
@@ -234,8 +250,8 @@ def test_json_has_every_claim_with_its_keys(results: Path, capsys: pytest.Captur
     assert all({"id", "source", "paper", "ours", "unit", "ratio", "verdict", "run_id", "interval"} <= set(answer) for answer in answers)
 
 
-def test_the_table_shows_both_gpus_and_the_second_estimate(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--results", str(results)]) == 0
+def test_the_table_shows_both_gpus_and_the_second_estimate(few: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--results", str(few)]) == 0
     text = capsys.readouterr().out
     row = next(line for line in text.splitlines() if line.startswith("slope.resident.v152k"))
     for part in ("2.73 µs/step", "H100", "NVIDIA H200", "≤ 2.2, missed", "better"):
@@ -271,15 +287,21 @@ From <!-- claims:record --><!-- /claims -->.
 REPORT = "A call takes /* claims:walk.v152k.g16.bs1.greedy *//* /claims */.\n"
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory, few: Path) -> Path:
+    """A folder with a README and a report rendered from the fixture runs; read only."""
+    folder = tmp_path_factory.mktemp("written")
+    (folder / "README.md").write_text(README)
+    (folder / "report.typ").write_text(REPORT)
+    assert main(["--write", "--results", str(few), "--documents", *map(str, sorted(folder.iterdir()))]) == 0
+    return folder
+
+
 @pytest.fixture
-def documents(tmp_path: Path, results: Path) -> tuple[list[str], Path]:
-    """A README and a report rendered from the fixture runs, and the arguments that check them."""
-    readme, report = tmp_path / "README.md", tmp_path / "report.typ"
-    readme.write_text(README)
-    report.write_text(REPORT)
-    arguments = ["--results", str(results), "--documents", str(readme), str(report)]
-    assert main(["--write", *arguments]) == 0
-    return arguments, readme
+def documents(tmp_path: Path, few: Path, written: Path) -> tuple[list[str], Path]:
+    """Copies of the written README and report, and the arguments that check them."""
+    readme, report = (Path(shutil.copy(written / name, tmp_path)) for name in ("README.md", "report.typ"))
+    return ["--results", str(few), "--documents", str(readme), str(report)], readme
 
 
 def test_written_documents_hold_our_numbers_and_verify(documents: tuple[list[str], Path]) -> None:
@@ -290,7 +312,7 @@ def test_written_documents_hold_our_numbers_and_verify(documents: tuple[list[str
     assert "| resident | 2.4" in text
     assert f"walk_latency/{RUN} (NVIDIA H200), step_slope/{RUN} (NVIDIA H200)" in text
     assert "| 248,320, 15, 1 | 91." in text
-    assert "51.3 µs" in readme.with_name("report.typ").read_text()
+    assert "51.4 µs" in readme.with_name("report.typ").read_text()
     assert main(["--verify", *arguments]) == 0
     assert main(["--write", *arguments]) == 0
     assert readme.read_text() == text

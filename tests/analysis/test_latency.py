@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.latency import BATCHES, WALKS, Cell, commands, latencies, latency_table, median_time, sampling_cost, speedup
+from analysis.latency import BATCHES, WALKS, Cell, Latency, commands, latencies, latency_table, median_time, sampling_cost, speedup
 from analysis.load import InvalidRun, all_runs, load_run
 from tests.data import make_runs
 from tests.data.make_runs import grid_time
@@ -18,8 +18,13 @@ def _cell(steps: int = 7, batch: int = 1, temperature: float = 0.0) -> Cell:
     return Cell(HEAD, steps, batch, temperature)
 
 
-def test_every_cell_gives_its_arms_times_back(results: Path) -> None:
-    found = latencies(all_runs(results, "walk_latency", "h200"))
+@pytest.fixture(scope="module")
+def found(results: Path) -> dict[Cell, Latency]:
+    """Every cell of the fixture runs."""
+    return latencies(all_runs(results, "walk_latency", "h200"))
+
+
+def test_every_cell_gives_its_arms_times_back(found: dict[Cell, Latency]) -> None:
     assert len(found) == 28 + 14 + 7  # 129k was measured greedy only
     for (head, vocab, steps), batch, temperature in [(walk, batch, t) for walk in WALKS for batch in BATCHES for t in (0.0, 1.0)]:
         cell = found.get(Cell(head, steps, batch, temperature))
@@ -39,8 +44,7 @@ def test_every_cell_gives_its_arms_times_back(results: Path) -> None:
             assert cell.fastest.value == pytest.approx(min(ratios.values()), rel=0.01)  # vllm_addmm greedy, the default at T = 1
 
 
-def test_what_was_not_timed_has_its_reason(results: Path) -> None:
-    found = latencies(all_runs(results, "walk_latency", "h200"))
+def test_what_was_not_timed_has_its_reason(found: dict[Cell, Latency]) -> None:
     refused = found[_cell(16, 64, 1.0)]
     assert refused.gaps["resident"] == "unsupported: no room for 64 requests of 16 steps."
     assert "greedy only" in refused.gaps["vllm_addmm"]
@@ -130,8 +134,8 @@ def test_one_replica_has_a_value_and_no_interval(tmp_path: Path) -> None:
     assert np.isnan(cell.times["resident"].low)
 
 
-def test_the_table_says_what_is_missing(results: Path) -> None:
-    lines = latency_table(latencies(all_runs(results, "walk_latency", "h200"))).splitlines()
+def test_the_table_says_what_is_missing(found: dict[Cell, Latency]) -> None:
+    lines = latency_table(found).splitlines()
     assert len(lines) == 2 + 2 * len(WALKS)
     by_walk = {line.split("|")[1].strip(): [entry.strip() for entry in line.split("|")[2:-1]] for line in lines}
     assert set(by_walk["129,280, 5, 1"]) == {"not measured"}

@@ -143,12 +143,28 @@ def test_a_plan_with_a_typo_is_told_like_an_override(capfd: pytest.CaptureFixtur
     assert "head.vocap: unknown key (did you mean 'vocab'?)" in capfd.readouterr().err
 
 
+TELLS_OF_ITS_ROUNDS = """
+import sys
+from pathlib import Path
+from experiments import measure, run
+one_round = measure._round
+def told(*arguments):
+    Path("round").touch()
+    one_round(*arguments)
+measure._round = told
+sys.exit(run.main(sys.argv[1:]))
+"""
+
+
 def test_a_killed_run_leaves_nothing_that_loads() -> None:
     """SIGKILL in the middle of the rounds: the longest part of a run."""
-    command = [sys.executable, "-m", "experiments.run", "experiment.timing.rounds=1000000"]
+    command = [sys.executable, "-c", TELLS_OF_ITS_ROUNDS, "experiment.timing.rounds=1000000"]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
-        time.sleep(6)
+        ends = time.monotonic() + 60
+        while not Path("round").exists() and time.monotonic() < ends:
+            time.sleep(0.02)
+        assert Path("round").exists()
         assert process.poll() is None
     finally:
         process.send_signal(signal.SIGKILL)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from kernels.agreement import Agreement, check
-from kernels.backends.resident_sm90 import ResidentOptions, ResidentSm90
+from kernels.backends.resident_sm90 import TWICE, ResidentOptions, ResidentSm90
 from kernels.backends.streaming_sm90 import StreamingOptions, StreamingSm90
 from kernels.build import BuildError
 from kernels.device import DeviceSpec, load
@@ -93,18 +93,24 @@ ONE_REQUEST = [
     Arm.streaming(weights="int8", exchange="mailboxes"),
     Arm.streaming(weights="bf16"),
 ]
-# A walk of every kind, at batches that leave lanes, column blocks and halves partly empty.
+# A walk of every kind, at batches that leave lanes, column blocks, copies and halves partly empty.
 FAMILIES = [
     *ONE_REQUEST,
     Arm.resident(3),
     Arm.resident(3, sampling=True),
     Arm.resident(3, sampling=True, weights="bf16"),
     Arm.resident(6),
+    Arm.resident(7, sampling=True),
     Arm.resident(13),
+    Arm.resident(13, sampling=True),
     Arm.resident(17),
     Arm.resident(20, sampling=True),
+    Arm.resident(50),
     Arm.resident(61, sampling=True),
 ]
+
+# The plain walk of one request with a part of every step done twice.
+STAGES = [Arm.resident(twice=stage) for stage in TWICE if stage != "none"]
 
 
 def compile_all(cases: Iterable[tuple[Arm, int, DeviceSpec]]) -> None:

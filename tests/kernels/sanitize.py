@@ -9,11 +9,13 @@ from dataclasses import replace
 
 import torch
 
-from tests.kernels.arm import FAMILIES, H200, Arm, inputs_on_gpu
+from kernels.placement import SMALL_BATCH
+from tests.kernels.arm import FAMILIES, H200, STAGES, Arm, inputs_on_gpu
 from tests.kernels.arm import head_on_gpu as head_of
 
 FEW_SMS = replace(H200, sms=4)  # so that a small vocabulary reaches every tier
-VOCABS = (1_000, 8_001)  # all in registers; registers, shared memory and streamed
+VOCABS = (1_000, 8_001)  # all resident; every tier, and of many requests two stages a warpgroup
+ONE_STAGE = (3_501, 4_501)  # of many requests; above 32 the first streams less than every other tile
 
 
 def walk_twice(arm: Arm, vocab: int) -> None:
@@ -29,6 +31,12 @@ def main() -> None:
     for vocab in VOCABS:
         for arm in FAMILIES:
             walk_twice(arm, vocab)
+    for vocab in ONE_STAGE:
+        for arm in FAMILIES:
+            if arm.limits.max_batch > SMALL_BATCH:
+                walk_twice(arm, vocab)
+    for arm in STAGES:
+        walk_twice(arm, VOCABS[0])  # nothing may be streamed
     torch.cuda.synchronize()
 
 

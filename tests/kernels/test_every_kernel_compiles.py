@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -20,6 +21,8 @@ from kernels.registry import backends
 from kernels.walk import Limits
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings; install it with: pip install -e '.[gpu]'")
+HoldInCpp = Callable[[str, Iterable[str]], None]
+CudaShape = Callable[[Placement | BatchedPlacement], str]
 CONFIGS = Path(__file__).resolve().parent.parent.parent / "configs"
 DEVICES = {"sm_90a": load("h200")}
 
@@ -52,8 +55,15 @@ def streaming(vocab: int, **options: Any) -> Case:
 CASES: dict[Case, int] = {
     resident(151_936): 6,
     resident(151_936, clocks=True): 6,
+    resident(151_936, rf_tiles=6): 6,
+    resident(151_936, rf_tiles=6, twice="score"): 6,
+    resident(151_936, rf_tiles=6, twice="reduce"): 6,
+    resident(151_936, rf_tiles=6, twice="exchange"): 6,
+    resident(151_936, rf_tiles=6, twice="latent"): 6,
     resident(151_936, sampling=True): 6,
-    resident(151_936, batch=16): 4,
+    resident(151_936, batch=16): 0,
+    resident(151_936, batch=8, sampling=True): 0,
+    resident(151_936, batch=32, sampling=True): 0,
     resident(151_936, batch=64, sampling=True): 0,
     resident(248_320): 6,
     resident(248_320, batch=4): 6,
@@ -62,7 +72,12 @@ CASES: dict[Case, int] = {
     resident(1_000, exchange="mailboxes"): 1,
     resident(32_000, batch=8): 2,
     resident(49_153, batch=4, sampling=True, weights="bf16"): 3,
-    resident(163_840, batch=17): 0,
+    resident(32_000, batch=5, sampling=True): 0,
+    resident(100_000, batch=32, sampling=True): 0,
+    resident(100_000, batch=64): 0,
+    resident(110_000, batch=64, sampling=True): 0,
+    resident(201_024, batch=16, sampling=True): 0,
+    resident(248_320, batch=17): 0,
     resident(201_024, batch=2): 6,
     resident(262_144, batch=64): 0,
     streaming(151_936, weights="int8"): 0,
@@ -93,6 +108,27 @@ def test_walks_compile_without_spills(case: Case) -> None:
             assert placement.register_tiles == CASES[case]
 
 
+def test_batched_cases_reach_every_path(hold_in_cpp: HoldInCpp, cuda_shape: CudaShape) -> None:
+    """Unrolled and rolled, every other tile streamed or fewer or more, in one stage a warpgroup or two."""
+    paths, layouts, facts = set(), set(), []
+    for case in (case for case in CASES if case.name == "resident_sm90"):
+        placed = ResidentSm90(ResidentOptions(**dict(case.options))).place(case.vocab, 256, case.limits, DEVICES["sm_90a"])
+        if isinstance(placed, BatchedPlacement):
+            tiles, streamed, stages = (count // placed.members for count in (placed.tiles, placed.streamed_tiles, placed.stages))
+            few = placed.halves == placed.copies == 1 and placed.streamed_tiles > 0
+            unrolled = tiles <= (10 if not placed.sampling else 5 if few else 0)
+            kernel = f"wts::Batched<{cuda_shape(placed)}>"
+            alternates = stages == 1 and streamed == (tiles + 1) // 2
+            facts += [f"({kernel}::kTiles <= {kernel}::kUnrolled) == {str(unrolled).lower()}"]
+            facts += [f"{kernel}::kAlternates == {str(alternates).lower()}"]
+            paths.add(("unrolled" if unrolled else "rolled", "alternating" if alternates else f"{stages} stages"))
+            layouts.add((placed.copies, placed.halves, placed.sampling))
+    hold_in_cpp('#include "walk_batched.cuh"', facts)
+    unrolled, rolled = ({(loop, tiles) for tiles in ("alternating", "1 stages", "2 stages")} for loop in ("unrolled", "rolled"))
+    assert paths >= unrolled | rolled | {("unrolled", "0 stages"), ("rolled", "0 stages")}
+    assert layouts >= {(4, 1, True), (2, 1, True), (1, 1, True), (1, 2, True), (2, 1, False), (1, 1, False), (1, 2, False)}
+
+
 @pytest.mark.parametrize("case", BOUNDED, ids=str)
 def test_bounded_spins_compile(case: Case) -> None:
     assert b"gave up after" in fitted(case, "sm_90a")[1].cubin
@@ -108,8 +144,9 @@ def test_every_cuda_backend_has_a_case() -> None:
     assert ours == {case.name for case in CASES}
 
 
-def test_every_variant_of_step_slope_has_a_case() -> None:
-    experiment = yaml.safe_load((CONFIGS / "experiment" / "step_slope.yaml").read_text())
+@pytest.mark.parametrize("name", ["step_slope", "step_breakdown"])
+def test_every_variant_has_a_case(name: str) -> None:
+    experiment = yaml.safe_load((CONFIGS / "experiment" / f"{name}.yaml").read_text())
     (head,) = [path for each in experiment["defaults"] if isinstance(each, dict) for path in each.values()]
     vocab = yaml.safe_load((CONFIGS / "head" / f"{head}.yaml").read_text())["vocab"]
     asked = [

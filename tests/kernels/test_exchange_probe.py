@@ -126,13 +126,17 @@ def test_every_probe_compiles_without_spills(protocol: str) -> None:
     assert (kernel.arch, kernel.spill_bytes) == ("sm_90a", 0)
     assert kernel.registers <= 64
     assert kernel.static_smem_bytes < 1024, "the rest of an SM's shared memory keeps a second CTA away"
+    assert b"gave up after" not in kernel.cubin
 
 
-@pytest.mark.parametrize("protocol", [name for name in PROTOCOLS if name != "grid_sync"])
+# One of every template but grid_sync's, whose spin is not ours: its other numbers share the code, and each takes NVRTC seconds.
+SPINNING = {protocol.template.split("<")[0]: name for name, protocol in PROTOCOLS.items() if name != "grid_sync"}
+
+
+@pytest.mark.parametrize("protocol", SPINNING.values())
 def test_bounded_spins_compile(protocol: str) -> None:
     pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings; install it with: pip install -e '.[gpu]'")
     assert b"gave up after" in compile_probe(protocol, H200, spin_limit=1000).cubin
-    assert b"gave up after" not in compile_probe(protocol, H200).cubin
 
 
 def test_the_experiment_asks_for_every_protocol() -> None:

@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import noise
-from kernels.noise import Stream, exp2_weight, exponential, fma, gumbel, log_positive, noise_counters, noise_words, uniform
+from kernels.noise import Stream, exp2_weight, exponential, fma, fma_sat, gumbel, log_positive, noise_counters, noise_words, uniform
 from kernels.sampling import inverse_temperature
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 HoldInCpp = Callable[[str, Iterable[str]], None]
 HEADER = '#include "common/noise.cuh"'
 LAST = 2**32 - 1
+UNITS = noise.f32(noise.f32(1.44269504) / 126)  # RowTemperature.scale times T
 EXTREME = [0, 1, 2, 3, 255, 256, 2**23, 2**24 - 1, 2**24, 2**24 + 1, 2**31 - 129, 2**31 - 1, 2**31, 2**31 + 1, 2**31 + 128]
 EXTREME += [LAST - word for word in (0, 1, 2, 127, 128, 255, 256, 2**24, 2**29)]
 EXTREME += [1257966796 + away for away in range(-300, 301, 75)]  # about 1 - sqrt(1/2), where the exponential changes its formula
@@ -116,14 +117,19 @@ def test_logarithms_are_accurate() -> None:
     assert log_positive(torch.ones(1)).item() == 0.0
 
 
-def test_weights_are_accurate_and_clamped() -> None:
-    z = torch.linspace(-126, 0, 100_001)
-    exact = np.exp2(z.double().numpy())
-    assert np.abs(exp2_weight(z).double().numpy() / exact - 1).max() < 2e-7
-    whole = torch.arange(-126.0, 1.0)
-    assert torch.equal(exp2_weight(whole), torch.exp2(whole.double()).float())
-    wild = torch.tensor([math.nan, math.inf, -math.inf, 1.0, -127.0, -3e38, 3e38])
-    assert exp2_weight(wild).tolist() == [2.0**-126, 1, 2.0**-126, 1, 2.0**-126, 2.0**-126, 1]
+def test_weights_are_accurate() -> None:
+    t = torch.linspace(0, 1, 100_001)
+    exact = np.exp2(126 * (t.double().numpy() - 1))
+    assert np.abs(exp2_weight(t).double().numpy() / exact - 1).max() < 3e-6
+    assert exp2_weight(torch.tensor([0.0, 1.0])).tolist() == [2.0**-126, 1.0]
+    distance, scale = -torch.rand(100_000) * 80, torch.tensor(noise.f32(1.44269504 / 126))
+    exact = np.exp(distance.double().numpy())
+    assert np.abs(exp2_weight(fma_sat(distance, scale, 1.0)).double().numpy() / exact - 1).max() < 7e-6
+
+
+def test_saturation() -> None:
+    wild = torch.tensor([math.nan, math.inf, -math.inf, 1.0, -127.0, -3e38, 3e38, 0.25])
+    assert fma_sat(wild, torch.tensor(2.0), 0.25).tolist() == [0, 1, 0, 1, 0, 0, 1, 0.75]
 
 
 def test_uniforms_are_exact_and_strictly_inside() -> None:
@@ -133,9 +139,9 @@ def test_uniforms_are_exact_and_strictly_inside() -> None:
 
 
 def some_floats() -> Tensor:
-    """Arguments for exp2_weight: the working range, integers and halves, and everything a caller can stumble into."""
-    wild = torch.tensor([0.0, -0.0, 0.5, -0.5, -1.5, -126.0, -126.5, -1e30, 1e30, math.inf, -math.inf, math.nan, -1e-40, 1e-40])
-    return torch.cat([wild, -torch.rand(100_000, generator=torch.Generator().manual_seed(1)) * 130])
+    """Arguments for exp2_weight: its range, the ends, integers and halves of the exponent."""
+    ends = torch.tensor([0.0, 1.0, 0.5, 2.0**-24, 1 - 2.0**-24, 1e-40, 125.5 / 126, 125 / 126, 0.25 / 126])
+    return torch.cat([ends, torch.rand(100_000, generator=torch.Generator().manual_seed(1))])
 
 
 def test_nvrtc_computes_the_same_bits(hold_in_cpp: HoldInCpp) -> None:
@@ -159,8 +165,8 @@ def test_nvrtc_scores_like_the_host(hold_in_cpp: HoldInCpp) -> None:
     inverse = inverse_temperature(torch.rand(len(w), generator=generator) * 2)
     score = fma(logit, inverse, gumbel(w))
     top, total = logit + 1.5, 1 + 15 * torch.rand(len(w), generator=generator)
-    weight = exp2_weight((logit - top) * (inverse * noise.f32(1.44269504)))
-    group = fma(top, inverse, log_positive(total) + gumbel(w))
+    weight = exp2_weight(fma_sat(logit - top, inverse * UNITS, 1.0))
+    group = fma(top, inverse, -log_positive(exponential(w) * (1 / total)))
     facts = [
         is_bits(f"wts::row_score({literal(at)}, {literal(i)}, wts::gumbel({word}u))", expected)
         for at, i, word, expected in zip(bits(logit), bits(inverse), w.tolist(), bits(score), strict=True)
@@ -174,7 +180,7 @@ def test_nvrtc_scores_like_the_host(hold_in_cpp: HoldInCpp) -> None:
         for s, word, expected in zip(bits(total), w.tolist(), bits(uniform(w) * total), strict=True)
     ]
     facts += [
-        is_bits(f"wts::row_weight({literal(at)}, {literal(t)}, wts::mul_rn({literal(i)}, 1.44269504f))", expected)
+        is_bits(f"wts::row_weight({literal(at)}, {literal(t)}, wts::mul_rn({literal(i)}, 1.44269504f / wts::kWeightSpan))", expected)
         for at, t, i, expected in zip(bits(logit), bits(top), bits(inverse), bits(weight), strict=True)
     ]
     facts += [is_bits("wts::group_top(2.0f)", 0x40000000)]
@@ -188,7 +194,7 @@ def test_nvrtc_reads_temperatures_like_the_host(hold_in_cpp: HoldInCpp) -> None:
     assert inverse[: len(greedy)].tolist() == [1.0] * len(greedy)
     assert inverse_temperature(torch.tensor([math.nan, -math.inf, math.inf])).tolist() == [1.0, 1.0, noise.f32(1e-4)]
     facts = []
-    for index, (at, i, s) in enumerate(zip(bits(t), bits(inverse), bits(inverse * noise.f32(1.44269504)), strict=True)):
+    for index, (at, i, s) in enumerate(zip(bits(t), bits(inverse), bits(inverse * UNITS), strict=True)):
         row = f"wts::RowTemperature::of({literal(at)})"
         facts += [f"{row}.greedy == {str(index < len(greedy)).lower()}", is_bits(f"{row}.inverse", i), is_bits(f"{row}.scale", s)]
     hold_in_cpp(HEADER, facts)

@@ -56,7 +56,8 @@ def batched_placement(vocab: int, tiles: int) -> BatchedPlacement:
 
 
 def test_a_batched_step_gives_the_exact_sum_of_every_row_and_request() -> None:
-    """Thread t of a quad holds both planes of one request's logits of rows 16 t to 16 t + 15: d[4 j + e] and d[4 j + 2 + e] of row 2 j + e."""
+    """Thread t of a quad holds both planes of one request's logits of rows 8 t to 8 t + 7 and the eight 32 rows further: its place 2 j + e is
+    d[4 j + e] and d[4 j + 2 + e]."""
     vocab, tiles = 500, 4
     placement = batched_placement(vocab, tiles)
     rows, latents = (
@@ -72,8 +73,8 @@ def test_a_batched_step_gives_the_exact_sum_of_every_row_and_request() -> None:
         for warp in range(4):
             for lane, (group, thread) in enumerate(LANES):
                 sums = [256 * d[warp, lane, 4 * (i // 2) + i % 2] + d[warp, lane, 4 * (i // 2) + 2 + i % 2] for i in range(16)]
-                first = 64 * tile + 16 * thread
-                assert sums == expected[8 * warp + group, first : first + 16].tolist()
+                chunks = expected[8 * warp + group, 64 * tile : 64 * tile + 64].reshape(2, 4, 8)[:, thread]
+                assert sums == chunks.reshape(-1).tolist()
 
 
 @given(vocab=st.integers(1, 700), tiles=st.integers(4, 7))

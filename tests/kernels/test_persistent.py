@@ -174,7 +174,7 @@ def test_a_launch_without_a_place_for_logits_keeps_none(head: MarkovHead, record
     assert (recorder.launches[0].logits, recorder.launches[0].logits_step_stride) == (None, 0)
 
 
-@pytest.mark.parametrize("batch", [1, 2, 3, 4, 5, 16, 17, 32, 33, MAX_BATCH])
+@pytest.mark.parametrize("batch", [1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, MAX_BATCH])
 @pytest.mark.parametrize("sampling", [False, True])
 def test_state_and_noise_fit_the_batch(batch: int, sampling: bool, head: MarkovHead, recorder: Recorder) -> None:
     """Two banks of a 128-byte line a step and request, and the rule that the planned kernel draws by."""

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu
 
 VOCAB = 151_936
 UNTOUCHED = 7.0
-INT8 = [Arm.resident(batch, sampling=True) for batch in (1, 2, 4, 8, 29, 61)]
+INT8 = [Arm.resident(batch, sampling=True) for batch in (1, 2, 4, 8, 16, 29, 61)]
 ARMS = [*INT8, Arm.resident(3, sampling=True, weights="bf16")]
 GREEDY = {arm: Arm.resident(arm.limits.max_batch) for arm in INT8}
 

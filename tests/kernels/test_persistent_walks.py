@@ -23,7 +23,15 @@ BF16 = [(vocab, Arm.resident(batch, batch > 1, weights="bf16")) for vocab, batch
 FEW_SMS = [
     (sms, tiles, arm)
     for sms, tiles in ((1, 9), (2, 16), (3, 5), (4, 6), (5, 13))
-    for arm in (Arm.resident(), Arm.resident(3, True), Arm.resident(6), Arm.resident(13), Arm.resident(17), Arm.resident(61, True))
+    for arm in (
+        Arm.resident(),
+        Arm.resident(3, True),
+        Arm.resident(6),
+        Arm.resident(7, True),
+        Arm.resident(13),
+        Arm.resident(17),
+        Arm.resident(61, True),
+    )
 ]
 SPLITS = [(rf_tiles, batch) for rf_tiles in (0, 1, 3, 5) for batch in (1, 4)]
 
@@ -54,9 +62,11 @@ def test_every_batch_and_vocabulary_gives_the_oracles_tokens(vocab: int, arm: Ar
         arm.assert_right(walk, head, first_of(largest, batch, steps))
 
 
-@pytest.mark.parametrize("arm", [Arm.resident(steps=32), Arm.resident(4, True, steps=32), Arm.resident(16, steps=32)], ids=str)
+@pytest.mark.parametrize(
+    "arm", [Arm.resident(steps=32), Arm.resident(4, True, steps=32), Arm.resident(8, steps=32), Arm.resident(16, True, steps=32)], ids=str
+)
 def test_the_longest_walk(arm: Arm) -> None:
-    """32 steps: slots of base logits are used again and again."""
+    """32 steps: slots of base logits and stages are used again and again."""
     head = head_on_gpu(201_024)
     arm.assert_right(arm.prepare(head), head, inputs_on_gpu(201_024, 32, arm.temperatures))
 

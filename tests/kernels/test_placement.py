@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -15,11 +14,9 @@ from kernels.device import DeviceSpec, load
 from kernels.placement import GREEDY_BATCH, MAX_BATCH, RANK, SMALL_BATCH, BatchedPlacement, Place, Placement, plan
 from kernels.walk import Unsupported
 
-HoldInCpp = Callable[[str, Iterable[str]], None]
-CudaShape = Callable[[Placement | BatchedPlacement], str]
 H200 = load("h200")
-REQUESTS = [1, 2, 4, 8, 16]
-VOCABS = [1_000, 32_000, 49_153, 129_280, 151_936, 154_880, 163_840, 201_024, 248_320, 262_144]
+REQUESTS = [1, 2, 4, 8]  # that walk_resident.cuh has room for
+MOST_TILES = 32  # of a warpgroup of walk_batched.cuh
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,7 @@ ASKED = st.builds(
     Asked,
     vocab=VOCAB,
     steps=STEPS,
-    batch=st.sampled_from(REQUESTS) | st.integers(1, MAX_BATCH),
+    batch=st.sampled_from([*REQUESTS, 16, 32, MAX_BATCH]) | st.integers(1, MAX_BATCH),
     sampling=st.booleans(),
     weights=st.sampled_from(["int8", "bf16"]),
     rf_tiles=st.none() | st.integers(0, 9),
@@ -90,6 +87,15 @@ def hand_counted(placement: Placement) -> int:
     return weights + stages + latents + scales + noise + up(up(warp_keys + slots, 8) + barriers, 16) + base_bytes(placement)
 
 
+def hand_counted_batched(batch: int, sampling: bool, tiles: int, resident: int, stages: int) -> int:
+    """The same of walk_batched.cuh."""
+    room = next(n for n in (8, 16, 32, 64) if batch <= n)
+    slots, latents, candidates = resident + stages, 576 * room, 128  # a candidate for each warp's requests, whatever their number
+    drawing = 16 * (room if sampling else 1)
+    barriers = slots + max(stages, 1)
+    return up(slots * 64 * 256 + latents + 4 * 64 * tiles + 8 * candidates + drawing + 8 * barriers, 128)
+
+
 def base_bytes(placement: Placement) -> int:
     return 2 * placement.requests * placement.rows_per_cta * placement.base_slots
 
@@ -107,7 +113,7 @@ def assert_numbers(refused: Unsupported, asked: Asked) -> None:
 def assert_covers(placement: Placement | BatchedPlacement, asked: Asked, row_bytes: int) -> None:
     """All rows, none twice, no CTA for nothing, no SM too many."""
     assert (placement.vocab, placement.steps, placement.sampling) == (asked.vocab, asked.steps, asked.sampling)
-    assert asked.batch <= placement.requests
+    assert asked.batch <= (placement.width if isinstance(placement, BatchedPlacement) else placement.requests)
     assert 1 <= placement.ctas <= asked.sms, "one CTA a SM"
     assert (placement.ctas - 1) * placement.rows_per_cta < asked.vocab <= placement.ctas * placement.rows_per_cta
     placed = placement.register_bytes + placement.smem_weight_bytes + placement.streamed_bytes
@@ -118,13 +124,13 @@ def assert_covers(placement: Placement | BatchedPlacement, asked: Asked, row_byt
 @example(Asked(151_936))
 @example(Asked(248_320, batch=4, sampling=True))
 @example(Asked(129_280, weights="bf16"))
-@example(Asked(151_936, batch=16))
+@example(Asked(151_936, batch=8))
 @example(Asked(1, steps=1, rf_tiles=0))
 @example(Asked(16_896, steps=1))
 @example(Asked(16_897, steps=1))
 def test_every_row_of_a_small_batch_has_one_place_within_capacity(asked: Asked) -> None:
     requests = next(n for n in REQUESTS if asked.batch <= n)
-    tiles, fewest = -(-asked.vocab // (asked.sms * 128)), min(asked.steps, 2 if requests < 16 else 1)
+    tiles, fewest = -(-asked.vocab // (asked.sms * 128)), min(asked.steps, 2)
     unbounded = replace(asked, smem_bytes=10**9).plan()
     assert isinstance(unbounded, Placement)
     near = unbounded.register_tiles if asked.rf_tiles is None else min(asked.rf_tiles, tiles)
@@ -141,7 +147,7 @@ def test_every_row_of_a_small_batch_has_one_place_within_capacity(asked: Asked) 
     assert (placement.requests, placement.weights) == (requests, asked.weights)
     assert placement.smem_bytes_per_cta == hand_counted(placement) <= asked.smem_bytes
     assert (placement.tiles, placement.register_tiles) == (tiles, near), "registers first, and no tile more than the vocabulary needs"
-    assert fewest <= placement.base_slots <= asked.steps, "one slot in use and, but for 16 requests, one under way; none for nothing"
+    assert fewest <= placement.base_slots <= asked.steps, "one slot in use and one under way; none for nothing"
     if placement.streamed_tiles:
         assert placement.stages >= 2, "one fills while another is read"
         assert hand_counted(whole) > asked.smem_bytes, "it would have fitted whole"
@@ -157,29 +163,42 @@ def test_every_row_of_a_small_batch_has_one_place_within_capacity(asked: Asked) 
 @example(Asked(151_936, batch=64, sampling=True))
 @example(Asked(154_880, batch=32))
 @example(Asked(151_936, batch=5, sampling=True))
+@example(Asked(151_936, batch=16))
+@example(Asked(248_320, batch=16))
 @example(Asked(1, steps=1, batch=64))
+@example(Asked(132 * 256 * 32, batch=64))
+@example(Asked(2 * 128 * 33, batch=64, sms=2))
 def test_every_row_of_a_large_batch_has_one_place_within_capacity(asked: Asked) -> None:
+    members = 4 if asked.batch <= 32 else 2
+    own = -(-asked.vocab // (asked.sms * 64 * members))  # tiles of a member
+
+    def bytes_with(resident: int, stages: int) -> int:
+        return hand_counted_batched(asked.batch, asked.sampling, own * members, resident * members, stages * members)
+
+    def fewest_stages(streamed: int) -> int:
+        """A stage fills while another tile is scored: one is enough where no two streamed tiles need stand side by side."""
+        return 0 if not streamed else 1 if 2 * streamed <= own + 1 else 2
+
     try:
         placement = asked.plan()
     except Unsupported as refused:
+        if own > MOST_TILES:
+            return
         assert_numbers(refused, asked)
+        assert min(bytes_with(near, fewest_stages(own - near)) for near in range(own + 1)) > asked.smem_bytes, "it would have fitted"
         return
     assert isinstance(placement, BatchedPlacement)
-    assert_covers(replace(placement, requests=32 * placement.halves), asked, 256)
-    assert placement.halves == (1 if asked.batch <= 32 else 2)
-    assert placement.smem_bytes_per_cta <= asked.smem_bytes
-    assert placement.tiles == max(-(-asked.vocab // (asked.sms * 64)), 4), (
-        "a tile for each warpgroup, and no more than the vocabulary needs"
-    )
+    assert own <= MOST_TILES, "walk_batched.cuh keeps a member's tiles in the bits of a word"
+    assert_covers(placement, asked, 256)
+    assert (placement.halves, placement.members) == ((1, 4) if asked.batch <= 32 else (2, 2))
+    assert (placement.width, placement.copies) == next(each for each in ((8, 4), (16, 2), (32, 1), (64, 1)) if asked.batch <= each[0])
+    assert placement.tiles == own * members, "as many for each warpgroup of a half, and no more than the vocabulary needs"
     assert placement.resident_tiles + placement.streamed_tiles == placement.tiles
-    whole = replace(placement, resident_tiles=placement.tiles, stages=0)
-    if placement.streamed_tiles:
-        assert placement.stages % 4 == 0 < placement.stages, "a ring for each warpgroup"
-        assert whole.smem_bytes_per_cta > asked.smem_bytes, "it would have fitted whole"
-        more = replace(placement, resident_tiles=placement.resident_tiles + 1)
-        assert more.streamed_tiles == 0 or more.smem_bytes_per_cta > asked.smem_bytes, "one tile more would have stayed"
-    else:
-        assert placement == whole
+    near, stages = placement.resident_tiles // members, placement.stages // members
+    assert (near * members, stages * members) == (placement.resident_tiles, placement.stages), "members stream the same tiles"
+    assert stages == fewest_stages(own - near)
+    assert placement.smem_bytes_per_cta == bytes_with(near, stages) <= asked.smem_bytes
+    assert near == own or bytes_with(near + 1, fewest_stages(own - near - 1)) > asked.smem_bytes, "one tile more would have stayed"
 
 
 @given(register_tiles=st.integers(0, 9), smem_tiles=st.integers(0, 14), streamed_tiles=st.integers(0, 14))
@@ -217,11 +236,36 @@ def test_what_the_paper_streams_stays_on_chip_as_far_as_it_fits() -> None:
 
 
 def test_shared_memory_of_a_large_batch_counted_by_hand() -> None:
-    placement = plan(49_153, 256, H200, batch=64)
-    assert isinstance(placement, BatchedPlacement)
-    assert (placement.ctas, placement.tiles, placement.resident_tiles, placement.stages, placement.halves) == (129, 6, 6, 0, 2)
-    weights, scales, best, tokens, newest, drawing, full, empty = 6 * 64 * 256, 4 * 6 * 64, 2 * 64 * 8, 64 * 4, 2 * 4, 16, 6 * 8, 8
-    assert placement.smem_bytes_per_cta == up(weights + scales + best + up(tokens + newest, 16) + drawing + full + empty, 128)
+    for batch, sampling, vocab, told, room in (
+        (64, False, 49_153, (129, 6, 6, 0, 2, 1), 64),
+        (16, False, 49_153, (97, 8, 8, 0, 1, 2), 16),
+        (5, True, 151_936, (119, 20, 8, 4, 1, 4), 8),
+        (17, False, 248_320, (122, 32, 4, 8, 1, 1), 32),
+    ):
+        placement = plan(vocab, 256, H200, batch=batch, sampling=sampling)
+        assert isinstance(placement, BatchedPlacement)
+        ctas, tiles, near, stages, halves, copies = told
+        assert (placement.ctas, placement.tiles, placement.resident_tiles, placement.stages) == (ctas, tiles, near, stages)
+        assert (placement.halves, placement.copies, placement.width) == (halves, copies, room)
+        weights, latents, scales = (near + stages) * 64 * 256, room * (2 * 256 + 64), 4 * tiles * 64
+        best, drawing, full, empty = (
+            4 // halves * copies * room * 8,
+            16 * (room if sampling else 1),
+            8 * (near + stages),
+            8 * max(stages, 1),
+        )
+        assert placement.smem_bytes_per_cta == up(weights + latents + scales + best + drawing + full + empty, 128)
+
+
+def test_who_serves_which_batch() -> None:
+    for batch, sampling, kernel in (
+        (4, True, Placement),
+        (5, True, BatchedPlacement),
+        (8, False, Placement),
+        (9, False, BatchedPlacement),
+        (16, False, BatchedPlacement),
+    ):
+        assert isinstance(plan(1_000, 256, H200, batch=batch, sampling=sampling), kernel)
 
 
 @pytest.mark.parametrize("name", ["h100", "h200"])

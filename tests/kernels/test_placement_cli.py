@@ -21,7 +21,11 @@ H200 = load("h200")
 
 
 @given(
-    st.integers(1, 700_000), st.sampled_from([1, 2, 3, 4, 5, 32, 64]), st.integers(1, 32), st.booleans(), st.sampled_from(["int8", "bf16"])
+    st.integers(1, 700_000),
+    st.sampled_from([1, 2, 3, 4, 5, 8, 9, 16, 32, 64]),
+    st.integers(1, 32),
+    st.booleans(),
+    st.sampled_from(["int8", "bf16"]),
 )
 def test_every_byte_is_told_once(vocab: int, batch: int, steps: int, sampling: bool, weights: str) -> None:
     try:

@@ -16,7 +16,7 @@ from kernels.placement import SMALL_BATCH, WARPS, BatchedPlacement, Place, Place
 HoldInCpp = Callable[[str, Iterable[str]], None]
 CudaShape = Callable[[Placement | BatchedPlacement], str]
 H200 = load("h200")
-REQUESTS = [1, 2, 4, 8, 16]
+REQUESTS = [1, 2, 4, 8]
 VOCABS = [1_000, 32_000, 49_153, 129_280, 151_936, 154_880, 163_840, 201_024, 248_320, 262_144]
 
 RESIDENT = """#include "walk_resident.cuh"
@@ -90,18 +90,81 @@ def test_rows_order_and_bytes_of_the_resident_kernel_are_the_planners(hold_in_cp
     hold_in_cpp(RESIDENT, [fact for placement in small_shapes() for fact in resident_facts(placement, cuda_shape(placement))])
 
 
-def test_rows_and_bytes_of_the_batched_kernel_are_the_planners(hold_in_cpp: HoldInCpp, cuda_shape: CudaShape) -> None:
-    facts: list[str] = []
-    for i, (vocab, batch) in enumerate((vocab, batch) for vocab in VOCABS for batch in (5, 17, 32, 33, 64)):
+def batched_shapes() -> Iterable[BatchedPlacement]:
+    """What is planned, and splits that nobody plans."""
+    for i, (vocab, batch) in enumerate((vocab, batch) for vocab in VOCABS for batch in (5, 9, 16, 17, 32, 33, 64)):
         placement = plan(vocab, 256, H200, batch=batch, sampling=batch == 5 or i % 3 == 0)
         assert isinstance(placement, BatchedPlacement)
-        kernel = f"wts::Batched<{cuda_shape(placement)}>"
-        facts += [
-            f"sizeof({kernel}::Smem) == {placement.smem_bytes_per_cta}",
-            f"{kernel}::kRows == {placement.rows_per_cta} && {kernel}::kRequests >= {batch} && {kernel}::kMembers <= {placement.tiles}",
-            f"{kernel}::kThreads == {placement.threads}",
-        ]
-    hold_in_cpp('#include "walk_batched.cuh"', facts)
+        yield placement
+    for tiles, near, stages in (
+        (1, 1, 0),
+        (1, 0, 1),
+        (1, 0, 2),
+        (2, 1, 1),
+        (3, 2, 2),
+        (5, 2, 1),
+        (6, 3, 1),
+        (7, 4, 1),
+        (7, 2, 2),
+        (9, 0, 2),
+        (32, 5, 2),
+    ):
+        for batch in (8, 16, 32, 64):
+            members = 4 if batch <= 32 else 2
+            yield BatchedPlacement(0, 5, 132, tiles * members, near * members, stages * members, batch, sampling=tiles % 2 == 0)
+
+
+def streamed_tiles(placement: BatchedPlacement) -> list[int]:
+    """Of a member: every other one, if these are just as many and it has one stage; else evenly from the first to the last."""
+    tiles, streamed = placement.tiles // placement.members, placement.streamed_tiles // placement.members
+    if placement.stages == placement.members and streamed == (tiles + 1) // 2:
+        return list(range(0, tiles, 2))
+    return [n * (tiles - 1) // (streamed - 1) for n in range(streamed)] if streamed > 1 else [0] * streamed
+
+
+def batched_facts(placement: BatchedPlacement, shape: str) -> list[str]:
+    kernel, members, streamed = f"wts::Batched<{shape}>", placement.members, streamed_tiles(placement)
+    tiles = placement.tiles // members
+    alternates = placement.stages == members and streamed == list(range(0, tiles, 2))
+    before = [sum(other < tile for other in streamed) for tile in range(tiles)]
+    return [
+        f"sizeof({kernel}::Smem) == {placement.smem_bytes_per_cta}",
+        f"{kernel}::kRows == {placement.rows_per_cta} && {kernel}::kThreads == {placement.threads}",
+        f"{kernel}::kRequests == {placement.width} && {placement.width} >= {placement.requests} && {kernel}::kCopies == {placement.copies}",
+        f"{kernel}::kMembers == {members} && {kernel}::kTiles == {tiles}",
+        f"{kernel}::kResident == {placement.resident_tiles // members} && {kernel}::kStages == {placement.stages // members}",
+        f"{kernel}::kAlternates == {str(alternates).lower()}",
+        f"{kernel}::streamed_bits() == {sum(1 << tile for tile in streamed):#x}u",
+        *(f"{kernel}::streamed_tile({n}) == {tile}" for n, tile in enumerate(streamed)),
+        " && ".join(f"{kernel}::streams({tile}) == {str(tile in streamed).lower()}" for tile in range(tiles)),
+        " && ".join(f"{kernel}::streamed_before({tile}) == {count}" for tile, count in enumerate(before)),
+    ]
+
+
+def test_rows_order_and_bytes_of_the_batched_kernel_are_the_planners(hold_in_cpp: HoldInCpp, cuda_shape: CudaShape) -> None:
+    """Where a tile then lies, and when, is for test_batched_ring.py."""
+    shapes = {cuda_shape(placement): placement for placement in batched_shapes()}
+    hold_in_cpp('#include "walk_batched.cuh"', [fact for shape, placement in shapes.items() for fact in batched_facts(placement, shape)])
+
+
+@pytest.mark.parametrize(
+    ("tiles", "near", "stages", "message"),
+    [
+        (6, 2, 1, "every other tile is streamed at most"),
+        (5, 1, 1, "every other tile is streamed at most"),
+        (5, 5, 1, "every other tile is streamed at most"),
+        (5, 2, 0, "every other tile is streamed at most"),
+        (5, 2, 3, "every other tile is streamed at most"),
+        (33, 3, 2, "a member's tiles are the bits of a word"),
+        (256, 3, 2, "a key has 16 bits for a row"),
+    ],
+)
+def test_shapes_that_the_batched_kernel_cannot_walk_do_not_compile(
+    tiles: int, near: int, stages: int, message: str, hold_in_cpp: HoldInCpp, cuda_shape: CudaShape
+) -> None:
+    placement = BatchedPlacement(0, 5, 132, 4 * tiles, 4 * near, 4 * stages, 32)
+    with pytest.raises(BuildError, match=message):
+        hold_in_cpp('#include "walk_batched.cuh"', [f"sizeof(wts::Batched<{cuda_shape(placement)}>) > 0"])
 
 
 def test_bytes_of_the_streaming_kernel_are_the_backends(hold_in_cpp: HoldInCpp, monkeypatch: pytest.MonkeyPatch) -> None:

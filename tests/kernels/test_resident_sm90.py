@@ -25,6 +25,9 @@ H200 = load("h200")
         ({"exchange": "mailboxes"}, Limits(1, 4, sampling=True), "got max_batch 1, sampling True; take exchange=pair"),
         ({"exchange": "mailboxes"}, Limits(64, 4), "exchange=mailboxes serves one greedy request; got max_batch 64"),
         ({"clocks": True}, Limits(64, 4), "clocks=true serves up to .*; got max_batch 64; leave clocks out"),
+        ({"twice": "score"}, Limits(2, 4), "twice=score serves one greedy request .*; got max_batch 2, sampling False, 0 streamed tiles;"),
+        ({"twice": "latent"}, Limits(1, 4, sampling=True), "got max_batch 1, sampling True, 0 streamed tiles; leave twice out"),
+        ({"twice": "reduce"}, Limits(64, 4), "twice=reduce serves one greedy request .*; got max_batch 64, sampling False"),
         ({"weights": "bf16"}, Limits(64, 4), f"bf16 weights serve up to {SMALL_BATCH} requests; got batch 64; take weights=int8"),
     ],
 )
@@ -33,12 +36,20 @@ def test_options_that_do_not_go_with_the_limits(options: dict[str, Any], limits:
         ResidentSm90(ResidentOptions(**options)).place(1_000, 256, limits, H200)
 
 
+def test_no_part_is_done_twice_where_weights_are_streamed() -> None:
+    with pytest.raises(Unsupported, match="twice=score serves .* whose weights are all resident; got .*, sampling False, 5 streamed tiles"):
+        ResidentSm90(ResidentOptions(twice="score")).place(248_320, 256, Limits(1, 16), H200)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"weights": "fp8"}, "has weights int8 or bf16; got 'fp8'"),
         ({"rf_tiles": 10}, "rf_tiles from 0 to 9 and spin_limit >= 0; got 10 and 0"),
         ({"spin_limit": -1}, "got None and -1"),
+        ({"twice": "step"}, "has twice none, score, reduce, exchange, latent; got 'step'"),
+        ({"twice": "exchange", "exchange": "mailboxes"}, "twice=exchange goes with weights=int8 and exchange=pair; got int8 and mailboxes"),
+        ({"twice": "score", "weights": "bf16"}, "twice=score goes with weights=int8 and exchange=pair; got bf16 and pair"),
         ({"exchange": "carrier pigeon"}, "exchange must be one of pair, mailboxes; got 'carrier pigeon'"),
     ],
 )
@@ -59,7 +70,7 @@ def spills_above(most: int) -> Callable[..., Kernel]:
     return build
 
 
-@pytest.mark.parametrize("batch", [1, 4, 16])
+@pytest.mark.parametrize("batch", [1, 4, 8])
 @pytest.mark.parametrize("most", [2, 4, 9])
 def test_register_tiles_are_the_most_that_do_not_spill(batch: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resident_sm90, "build", spills_above(most))

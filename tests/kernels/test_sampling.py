@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
+from torch.nn import functional
 
 from kernels import sampling
 from kernels.noise import Stream, gumbel, noise_words, uniform
@@ -44,20 +45,21 @@ extern "C" int by_rows(const float* logits, int vocab, float t, int64_t seed, ui
   return token;
 }
 extern "C" int by_groups(const float* logits, int vocab, float t, int64_t seed, uint32_t step, uint32_t slot, uint32_t round) {
-  const RowTemperature row = RowTemperature::of(t);
-  if (row.greedy) return by_rows(logits, vocab, t, seed, step, slot, round);
+  const RowTemperature request = RowTemperature::of(t);
+  if (request.greedy) return by_rows(logits, vocab, t, seed, step, slot, round);
   float best = -INFINITY;
   int token = 0;
-  for (int g = 0; g * 16 < vocab; g++) {
+  for (int g = 0; g < (vocab + 63) / 64 * 4; g++) {
     const Words w = words(g / 2, step, slot, round, kDraftGroups, seed);
     float x[16], c[16], top = -INFINITY;
-    for (int v = 0; v < 16; v++) x[v] = g * 16 + v < vocab ? logits[g * 16 + v] : -INFINITY, top = max_number(top, x[v]);
+    const auto row = [g](int v) { return g / 4 * 64 + v / 8 * 32 + g % 4 * 8 + v % 8; };
+    for (int v = 0; v < 16; v++) x[v] = row(v) < vocab ? logits[row(v)] : -INFINITY, top = max_number(top, x[v]);
     top = group_top(top);
-    for (int v = 0; v < 16; v++) c[v] = add_rn(v ? c[v - 1] : 0.0f, row_weight(x[v], top, row.scale));
-    const float score = group_score(top, c[15], row.inverse, w.w[2 * (g % 2)]);
-    int winner = g * 16;
-    while (c[winner % 16] <= row_threshold(c[15], w.w[2 * (g % 2) + 1])) winner++;
-    if (score > best) best = score, token = winner;
+    for (int v = 0; v < 16; v++) c[v] = add_rn(v ? c[v - 1] : 0.0f, row_weight(x[v], top, request.scale));
+    const float score = group_score(top, c[15], request.inverse, w.w[2 * (g % 2)]);
+    int winner = 0;
+    while (c[winner] <= row_threshold(c[15], w.w[2 * (g % 2) + 1])) winner++;
+    if (score > best) best = score, token = row(winner);
   }
   return token;
 }
@@ -277,8 +279,9 @@ def test_a_row_whose_running_sum_equals_the_threshold_is_passed_over(monkeypatch
     """Three equal rows and u = 11184811 / 2^24: u 3 rounds to 2, the running sum of the second row."""
     logits = torch.full((1, 16), -math.inf)
     logits[0, [4, 7, 9]] = 1.0
-    for k, token in ((5592404, 7), (5592405, 9)):
-        word = torch.tensor([[[7, k << 9, 0, 0]]])
+    logits = functional.pad(logits.view(2, 8), (0, 24), value=-math.inf).view(1, 64)  # rows 0 to 7 and 32 to 39: group 0
+    for k, token in ((5592404, 7), (5592405, 33)):
+        word = torch.tensor([[[7, k << 9, 0, 0], [7, 0, 0, 0]]])
         assert (uniform(word[0, 0, 1]) * 3.0).item() <= 2.0
         monkeypatch.setattr(sampling, "noise_words", lambda *_, word=word: word)
         assert draw(logits, torch.ones(1), torch.zeros(1, dtype=torch.int64), 0, 0, NoiseRule.GROUPS).item() == token

@@ -21,7 +21,7 @@ from kernels import device  # noqa: E402
 from scripts import modal_bench  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-SMALL = "experiment=smoke experiment.timing.rounds=2 experiment.steps=[1,2]"
+SMALL = "experiment=smoke head.vocab=64 head.rank=8 experiment.timing.rounds=2 experiment.steps=[1,2]"
 
 
 REVISION = "0123456789" * 4

@@ -2,8 +2,9 @@
 // fma below is rounded to nearest once, and nothing else happens to a number. No divisions, no branches; the functions that decide are
 // constexpr, so that tests evaluate this very code without a GPU.
 //
-// Two rules (kernels/walk.py, NoiseRule). GUMBEL: the row with the largest logit / T + gumbel(its word). GROUPS: 16 rows are one group; the
-// group with the largest log-sum-exp + gumbel(its word) wins, and one uniform number picks the row inside by inverse CDF.
+// Two rules (kernels/walk.py, NoiseRule). GUMBEL: the row with the largest logit / T + gumbel(its word). GROUPS: 16 rows are one group, of
+// 64 rows group g holds rows 8 g to 8 g + 7 and 32 + 8 g to 32 + 8 g + 7; the group with the largest log-sum-exp + gumbel(its word) wins,
+// and one uniform number picks the row inside by inverse CDF.
 #pragma once
 #include <cuda/std/bit>
 #include <cuda/std/limits>
@@ -126,18 +127,31 @@ __host__ __device__ constexpr float uniform(uint32_t x) {
   return add_rn(cuda::std::bit_cast<float>((x >> 9) + 0x3F800000u), -0x1.fffffep-1f);
 }
 
-// 2^z, z clamped into [-126, 0] and a NaN to -126: integer part by rounding to units, rest by a polynomial of degree 5. Exact at integers,
-// relative error elsewhere below 2e-7.
-__host__ __device__ constexpr float exp2_weight(float z) {
-  constexpr float kUnits = 0x1.8p23f;
-  const float clamped = min_number(max_number(z, -126.0f), 0.0f);
-  const float shifted = add_rn(clamped, kUnits);
-  const float f = sub_rn(clamped, sub_rn(shifted, kUnits));
-  float p = 0.0013264732f;
-  p = fma_rn(p, f, 0.009671512f);
-  p = fma_rn(p, f, 0.05550723f);
-  p = fma_rn(p, f, 0.24022242f);
-  p = fma_rn(p, f, 0.693147f);
+// a b + c, rounded once and clamped into [0, 1]; a NaN is 0.
+__host__ __device__ constexpr float fma_sat(float a, float b, float c) {
+#ifdef __CUDA_ARCH__
+  if (!cuda::std::is_constant_evaluated()) {
+    float clamped;
+    asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(clamped) : "f"(a), "f"(b), "f"(c));
+    return clamped;
+  }
+#endif
+  const float sum = fma_rn(a, b, c);
+  return sum > 0.0f ? min_number(sum, 1.0f) : 0.0f;
+}
+
+constexpr float kWeightSpan = 126.0f;  // a weight is a power of two between 2^-126, the smallest that is normal, and 1
+
+// 2^(126 (t - 1)) for t in [0, 1]: integer part by rounding to units, rest by a polynomial of degree 4. Exact where 126 t is an integer,
+// relative error elsewhere below 7e-6, half of it from t, which has 24 bits. (That is 1/500 of what a bf16 logit near 1 is rounded by.)
+__host__ __device__ constexpr float exp2_weight(float t) {
+  constexpr float kShift = 0x1.8p23f - kWeightSpan;
+  const float shifted = fma_rn(t, kWeightSpan, kShift);
+  const float f = fma_rn(t, kWeightSpan, sub_rn(kShift, shifted));
+  float p = 0.009585382f;
+  p = fma_rn(p, f, 0.055906627f);
+  p = fma_rn(p, f, 0.24024038f);
+  p = fma_rn(p, f, 0.6931242f);
   p = fma_rn(p, f, 1.0f);
   return cuda::std::bit_cast<float>(cuda::std::bit_cast<uint32_t>(p) + (cuda::std::bit_cast<uint32_t>(shifted) << 23));
 }
@@ -159,13 +173,13 @@ __host__ __device__ constexpr float reciprocal_rn(float x) {
 struct RowTemperature {
   bool greedy;
   float inverse;  // 1 / T; 1 for greedy rows
-  float scale;    // log2(e) / T
+  float scale;    // log2(e) / (126 T): of a difference of logits, in the units of exp2_weight
 
   __host__ __device__ static constexpr RowTemperature of(float temperature) {
     const bool greedy = !(temperature > 0.0f);
     const float divisor = greedy ? 1.0f : min_number(max_number(temperature, 1e-5f), 1e4f);
     const float inverse = reciprocal_rn(divisor);
-    return {greedy, inverse, mul_rn(inverse, 1.44269504f)};
+    return {greedy, inverse, mul_rn(inverse, 1.44269504f / kWeightSpan)};
   }
 };
 
@@ -177,14 +191,15 @@ __host__ __device__ constexpr float row_score(float logit, float inverse, float 
 // GROUPS: what stands for the group's largest logit, so that differences stay finite.
 __host__ __device__ constexpr float group_top(float top) { return min_number(top, cuda::std::numeric_limits<float>::max()); }
 
-// GROUPS: the weight of a row; `top` is group_top of the largest logit that is not NaN.
+// GROUPS: the weight of a row; `top` is group_top of the largest logit that is not NaN, and has weight 1.
 __host__ __device__ constexpr float row_weight(float logit, float top, float scale) {
-  return exp2_weight(mul_rn(sub_rn(logit, top), scale));
+  return exp2_weight(fma_sat(sub_rn(logit, top), scale, 1.0f));
 }
 
-// GROUPS: the score of a group from the sum of its weights in row order; -inf where `top` is.
+// GROUPS: the score of a group from the sum of its weights in row order, top / T + log(sum) - log(E), with one logarithm for both. Where
+// `top` is -inf it means nothing: the caller's score is -inf.
 __host__ __device__ constexpr float group_score(float top, float sum, float inverse, uint32_t word) {
-  return fma_rn(top, inverse, add_rn(log_positive(sum), gumbel(word)));
+  return fma_rn(top, inverse, -log_positive(mul_rn(exponential(word), reciprocal_rn(sum))));
 }
 
 // GROUPS: the winner's row is the first whose running sum of weights is above this. Where no score is above -inf, the token is 0.

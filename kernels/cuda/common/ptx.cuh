@@ -40,20 +40,26 @@ __device__ inline void wgmma_s8_n64(int32_t (&d)[32], uint32_t a0, uint32_t a1, 
         "+r"(d[31])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "n"(kAccumulate));
 }
-// 9.7.15.7.1 to 9.7.15.7.3: order register operands before the MMAs that read them, end a group of MMAs, wait for all groups.
+// 9.7.15.7.1 to 9.7.15.7.3: order registers before the MMAs that use them, end a group of MMAs, wait for all groups. `d` is what they
+// computed: naming it keeps whoever reads it behind the wait.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-__device__ inline void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+__device__ inline void wgmma_wait(int32_t (&d)[32]) {
+  asm volatile("wgmma.wait_group.sync.aligned 0;"
+               : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]), "+r"(d[4]), "+r"(d[5]), "+r"(d[6]), "+r"(d[7]), "+r"(d[8]), "+r"(d[9]),
+                 "+r"(d[10]), "+r"(d[11]), "+r"(d[12]), "+r"(d[13]), "+r"(d[14]), "+r"(d[15]), "+r"(d[16]), "+r"(d[17]), "+r"(d[18]),
+                 "+r"(d[19]), "+r"(d[20]), "+r"(d[21]), "+r"(d[22]), "+r"(d[23]), "+r"(d[24]), "+r"(d[25]), "+r"(d[26]), "+r"(d[27]),
+                 "+r"(d[28]), "+r"(d[29]), "+r"(d[30]), "+r"(d[31])::"memory");
+}
 
 // 9.7.15.5.1.2.2: the descriptor of a K-major operand in 8 x 16-byte core matrices without swizzle; distances between neighbouring core
 // matrices along K (`k_bytes`) and along the rows (`row_bytes`).
 __device__ inline uint64_t wgmma_operand(const void* shared, uint32_t k_bytes, uint32_t row_bytes) {
-  return (smem_address(shared) >> 4 & 0x3FFF) | static_cast<uint64_t>(k_bytes >> 4) << 16 | static_cast<uint64_t>(row_bytes >> 4) << 32;
+  const uint32_t low = (smem_address(shared) >> 4 & 0x3FFF) | k_bytes >> 4 << 16;
+  // The shuffle tells the compiler that all lanes agree: it then steps from operand to operand in uniform registers, not by a move to
+  // them before each MMA, which waits for the MMA before it.
+  return __shfl_sync(~0u, low, 0) | static_cast<uint64_t>(row_bytes >> 4) << 32;
 }
-
-// 9.7.13.1: a barrier with `threads` arrivals, some of which wait; `id` 1 to 15.
-__device__ inline void named_barrier_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
-__device__ inline void named_barrier_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 
 // 9.7.9.25.4.1: a bulk copy to shared memory under an L2 policy; `barrier` counts its bytes.
 __device__ inline void copy_bulk(void* shared, const void* global, uint32_t bytes, uint64_t* barrier, uint64_t policy) {

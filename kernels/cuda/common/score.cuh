@@ -21,6 +21,11 @@ __device__ inline uint32_t max_bf16x2(uint32_t a, uint32_t b) {
   return *reinterpret_cast<const uint32_t*>(&larger);
 }
 
+// All bits of each half where the two are equal.
+__device__ inline uint32_t equal_bf16x2(uint32_t a, uint32_t b) {
+  return __heq2_mask(*reinterpret_cast<const __nv_bfloat162*>(&a), *reinterpret_cast<const __nv_bfloat162*>(&b));
+}
+
 // Two fp32 to bf16 and back.
 __device__ inline void round_bf16(float& low, float& high) {
   const uint32_t bits = pack_bf16(low, high);
@@ -30,8 +35,9 @@ __device__ inline void round_bf16(float& low, float& high) {
 
 // Rule INT8: base + (row scale * latent scale) * sum, sum = 256 hi + lo, every fp32 operation rounded on its own (never fused), so that
 // torch, numpy and this kernel give the same bits. The caller rounds to bf16.
+__device__ inline float score_int8(float base, float scale, int32_t sum) { return __fadd_rn(base, __fmul_rn(scale, __int2float_rn(sum))); }
 __device__ inline float score_int8(float base, float row_scale, float latent_scale, int32_t sum) {
-  return __fadd_rn(base, __fmul_rn(__fmul_rn(row_scale, latent_scale), __int2float_rn(sum)));
+  return score_int8(base, __fmul_rn(row_scale, latent_scale), sum);
 }
 
 // Rule TWICE: the fp32 bias is rounded to bf16, then the sum (by the caller).
