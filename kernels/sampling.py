@@ -1,10 +1,12 @@
 """Drawing a token from softmax(logits / T): the same tokens as the kernels, bit for bit, on CPU and GPU.
 
 Both rules are exact samplers up to fp32 rounding. GUMBEL: the row with the largest logit / T + Gumbel. GROUPS: 64 rows are four groups of 16
-(`group_row`); the group with the largest log-sum-exp + Gumbel wins, and inverse CDF picks the row inside. So a group needs two words and no logarithm a row.
+(`group_row`); the group with the largest log-sum-exp + Gumbel wins, and inverse CDF picks the row inside. So a group needs two words and
+no logarithm a row.
 
 Corner cases. T <= 0 or NaN is greedy, any other T counts within [1e-5, 1e4]. NaN and -inf logits are never drawn; among several +inf
-GUMBEL takes the first, GROUPS one of the first group that holds any. A row in which every score is -inf gives token 0.
+GUMBEL takes the first, GROUPS draws one of each group that has any and takes the first of these. A row in which every score is -inf
+gives token 0.
 """
 
 from __future__ import annotations
@@ -123,11 +125,14 @@ def _draw_by_groups(logits: Tensor, draws: Draws) -> Tensor:
     words = draws.words(groups // GROUPS_PER_WORDS, Stream.DRAFT_GROUPS).unflatten(2, (GROUPS_PER_WORDS, 2)).flatten(1, 2)
     race = exponential(words[..., 0]) * (torch.ones_like(top) / running[..., -1])
     score = fma(top, draws.inverse[:, None], -log_positive(race))  # -inf where top is
-    best, winner = score.max(dim=1)
-    at = torch.arange(len(winner), device=winner.device)
-    threshold = uniform(words[at, winner, 1]) * running[at, winner, -1]
-    place = (running[at, winner] > threshold[:, None]).long().argmax(dim=1)
-    return group_row(winner, place).masked_fill(best == -torch.inf, 0)
+    best = score.amax(dim=1, keepdim=True)
+    # Of groups with the same score, +inf above all, the one with the lowest drawn row wins.
+    at, group = (score == best).nonzero(as_tuple=True)
+    threshold = uniform(words[at, group, 1]) * running[at, group, -1]
+    place = (running[at, group] > threshold[:, None]).long().argmax(dim=1)
+    tokens = torch.full((len(logits),), logits.shape[1], device=logits.device)
+    tokens.scatter_reduce_(0, at, group_row(group, place), "amin")
+    return tokens.masked_fill(best[:, 0] == -torch.inf, 0)
 
 
 def grouped(rows: Tensor) -> Tensor:

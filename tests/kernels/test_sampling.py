@@ -59,7 +59,7 @@ extern "C" int by_groups(const float* logits, int vocab, float t, int64_t seed, 
     const float score = group_score(top, c[15], request.inverse, w.w[2 * (g % 2)]);
     int winner = 0;
     while (c[winner] <= row_threshold(c[15], w.w[2 * (g % 2) + 1])) winner++;
-    if (score > best) best = score, token = row(winner);
+    if (score > best || (score == best && score > -INFINITY && row(winner) < token)) best = score, token = row(winner);
   }
   return token;
 }
@@ -285,6 +285,13 @@ def test_a_row_whose_running_sum_equals_the_threshold_is_passed_over(monkeypatch
         assert (uniform(word[0, 0, 1]) * 3.0).item() <= 2.0
         monkeypatch.setattr(sampling, "noise_words", lambda *_, word=word: word)
         assert draw(logits, torch.ones(1), torch.zeros(1, dtype=torch.int64), 0, 0, NoiseRule.GROUPS).item() == token
+
+
+def test_of_groups_with_the_same_score_the_lowest_row_wins() -> None:
+    """Rows 18 and 35 are in groups 2 and 0, and both are +inf."""
+    logits = torch.zeros(100)
+    logits[[18, 35]] = math.inf
+    assert draw_one(logits.tolist(), 1.0, NoiseRule.GROUPS) == 18
 
 
 def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
