@@ -109,7 +109,7 @@ def test_a_walk_waits_for_sms_that_another_kernel_holds(arm: Arm, ctas: int) -> 
     waits = not ours.query()
     torch.cuda.synchronize()
     assert int(held[1]) > 50e6, "ns"
-    assert waits, "the walk needs all SMs, and some were held"
+    assert waits == (ctas + walk.resources.ctas > H200.sms), "a walk starts when all its CTAs find an SM, and not before"
     agreement = arm.agreement(walk, head, inputs, draft, round)
     assert agreement.ok, agreement.reason
 
