@@ -74,6 +74,7 @@ CASES: dict[Case, int] = {
     resident(49_153, batch=4, sampling=True, weights="bf16"): 3,
     resident(32_000, batch=5, sampling=True): 0,
     resident(100_000, batch=32, sampling=True): 0,
+    resident(80_000, batch=64): 0,
     resident(100_000, batch=64): 0,
     resident(110_000, batch=64, sampling=True): 0,
     resident(201_024, batch=16, sampling=True): 0,
