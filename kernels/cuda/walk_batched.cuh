@@ -50,7 +50,8 @@ struct Batched {
   static constexpr int kRequests = 32 * S.halves / kCopies, kRequestsPerWarp = (kRequests + kWarps - 1) / kWarps;
   static constexpr int kLatentStride =
       2 * kRank + 64;  // in shared memory: eight lanes read 16 bytes each of two records without a conflict
-  // Whether a leader's latent is fetched before it has won: with more requests the extra reads cost more than they save.
+  // Whether a leader's latent is fetched before it has won. With more requests the CTAs' reads of the same records already wait for each
+  // other.
   static constexpr bool kEager = S.halves == 1;
   static constexpr uint32_t kNobody = 0xFF80FF80u;  // two -inf
   using Exchange = KeyCountPair<S.max_ctas, kRequests>;
