@@ -23,7 +23,6 @@ LATENT_BYTES = {"int8": 2 * 320 + 16, "bf16": 512}  # of a slot, kernels/cuda/co
 LOOP_BYTES = 144  # LoopState and the load barrier of a batch-1 greedy walk, kernels/cuda/common/walk_loop.cuh
 ROW_BYTES = {"int8": RANK, "bf16": 2 * RANK}
 MAX_REGISTER_TILES = {"int8": 6, "bf16": 3}  # a warp; one more spills, see "Measured facts" in CONTRIBUTING.md
-_FEWER_REGISTER_TILES = {8: 1}  # requests -> tiles whose registers the other column block needs
 UNIT_BYTES = 4096  # what walk_resident.cuh streams at once: 16 rows of int8 or half of those of bf16
 _STAGES = 2  # streamed units of a warp in flight
 _MOST_MEMBER_TILES = 32  # of a warpgroup of walk_batched.cuh: the bits of a word say which are streamed
@@ -72,9 +71,9 @@ class Placement:
     def places(self) -> tuple[Place, ...]:
         """Where each tile of a warp lives, in the order of its rows.
 
-        walk_resident.cuh works through groups of up to four tiles (two with 8 requests): a share of the register tiles, then a share of the others, among
-        which the streamed ones stand evenly. A lane's rows must rise from group to group, so that the first of equal logits is the
-        lowest row: hence this order.
+        walk_resident.cuh works through groups of up to four tiles (two with 8 requests): a share of the register tiles, then a share of the
+        others, among which the streamed ones stand evenly. A lane's rows must rise from group to group, so that the first of equal
+        logits is the lowest row: hence this order.
         """
         groups, far = -(-self.tiles // min(4, max(16 // self.requests, 1))), self.smem_tiles + self.streamed_tiles
         others = [
@@ -153,7 +152,7 @@ class BatchedPlacement:
     @property
     def halves(self) -> int:
         """Groups of 32 requests."""
-        return 1 if self.requests <= 32 else 2
+        return _halves(self.requests)
 
     @property
     def members(self) -> int:
@@ -249,7 +248,8 @@ def plan(
 def _plan_small(vocab: int, device: DeviceSpec, steps: int, batch: int, sampling: bool, weights: str, rf_tiles: int | None) -> Placement:
     """Registers first, then shared memory; what is left over is streamed through `stages`, which shared memory must also hold."""
     requests = next(n for n in (1, 2, 4, 8) if batch <= n)
-    rf_tiles = MAX_REGISTER_TILES[weights] - _FEWER_REGISTER_TILES.get(requests, 0) if rf_tiles is None else rf_tiles
+    if rf_tiles is None:
+        rf_tiles = MAX_REGISTER_TILES[weights] - (1 if requests == 8 else 0)  # the other column block needs the registers of one
     if not 0 <= rf_tiles <= 9:
         raise ValueError(f"rf_tiles must be 0 to 9 tiles a warp; got {rf_tiles}.")
     tiles = -(-vocab // (device.sms * WARPS * TILE_ROWS))
@@ -278,28 +278,32 @@ def _plan_small(vocab: int, device: DeviceSpec, steps: int, batch: int, sampling
     )
 
 
+def _halves(requests: int) -> int:
+    return 1 if requests <= 32 else 2
+
+
 def _plan_batched(vocab: int, device: DeviceSpec, steps: int, batch: int, sampling: bool) -> BatchedPlacement:
-    members = 4 if batch <= 32 else 2
+    members, other = 4 // _halves(batch), "sglang_folded" if sampling else "sglang_greedy"
     own = -(-vocab // (device.sms * BATCHED_TILE_ROWS * members))  # tiles of a member
     ctas = -(-vocab // (own * members * BATCHED_TILE_ROWS))
 
     def placed(near: int, stages: int) -> BatchedPlacement:
         return BatchedPlacement(vocab, steps, ctas, own * members, near * members, stages * members, batch, sampling)
 
-    # A stage fills while its member scores another tile: one is enough where every other tile is streamed at most.
-    choices = [placed(own, 0)]
-    choices += [placed(near, stages) for near in range(own - 1, -1, -1) for stages in (1, 2) if stages == 2 or own - near <= (own + 1) // 2]
     if own > _MOST_MEMBER_TILES:
         raise Unsupported(
             f"vocab {vocab} gives a warpgroup {own} tiles of {BATCHED_TILE_ROWS} rows at batch {batch}, and {_MOST_MEMBER_TILES} are the most; "
-            f"take a smaller batch or backend={'sglang_folded' if sampling else 'sglang_greedy'}."
+            f"take a smaller batch or backend={other}."
         )
+    # A stage fills while its member scores another tile: one is enough where every other tile is streamed at most.
+    choices = [placed(own, 0)]
+    choices += [placed(near, stages) for near in range(own - 1, -1, -1) for stages in (1, 2) if stages == 2 or own - near <= (own + 1) // 2]
     for placement in choices:
         if placement.smem_bytes_per_cta <= device.smem_bytes_per_cta:
             return placement
     raise Unsupported(
-        f"vocab {vocab} needs {min(choice.smem_bytes_per_cta for choice in choices)} bytes of shared memory a CTA for row scales, latents and a ring of "
-        f"weights; {device.name} has {device.smem_bytes_per_cta}; backend={'sglang_folded' if sampling else 'sglang_greedy'} serves it."
+        f"vocab {vocab} needs {min(choice.smem_bytes_per_cta for choice in choices)} bytes of shared memory a CTA for row scales, latents and a "
+        f"ring of weights; {device.name} has {device.smem_bytes_per_cta}; backend={other} serves it."
     )
 
 

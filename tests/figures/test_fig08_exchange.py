@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from figures import fig08_exchange
 from figures.style import PROTOCOLS, protocol_look, styled
 from tests.data import make_runs
 from tests.data.make_runs import EXCHANGES
+from tests.figures.page import assert_apart_on_the_page
 
 
 def _texts(figure: Figure) -> str:
@@ -79,13 +79,7 @@ def test_no_text_leaves_the_page_or_lies_on_another(figure: Figure) -> None:
         legend = panel.get_legend()
         assert legend is not None
         shown = [*schematic.texts, *panel.texts, *panel.get_yticklabels(), panel.xaxis.label, *legend.get_texts(), *figure.texts]
-        boxes = [(text.get_text(), text.get_window_extent()) for text in shown if text.get_text()]
-    page = figure.bbox
-    for text, box in boxes:
-        inside = page.x0 <= box.x0 and box.x1 <= page.x1 and page.y0 <= box.y0 and box.y1 <= page.y1
-        assert inside, f"{text!r} at {box.extents} on a page of {page.extents}"
-    for (one, at), (other, there) in combinations(boxes, 2):
-        assert not at.padded(-1).overlaps(there.padded(-1)), f"{one!r} lies on {other!r}"
+        assert_apart_on_the_page(figure, shown)
 
 
 def test_a_run_without_the_chosen_protocol_names_the_command(tmp_path: Path) -> None:
