@@ -235,6 +235,15 @@ def test_what_the_paper_streams_stays_on_chip_as_far_as_it_fits() -> None:
     assert plan(248_320, 256, H200, steps=15).streamed_bytes < 22e6
 
 
+def test_every_request_of_a_large_batch_has_room() -> None:
+    for batch in range(SMALL_BATCH + 1, MAX_BATCH + 1):
+        placement = plan(151_936, 256, H200, batch=batch, sampling=True)
+        assert isinstance(placement, BatchedPlacement)
+        assert (placement.width, placement.copies, placement.halves) == next(
+            each for each in ((8, 4, 1), (16, 2, 1), (32, 1, 1), (64, 1, 2)) if batch <= each[0]
+        )
+
+
 def test_shared_memory_of_a_large_batch_counted_by_hand() -> None:
     for batch, sampling, vocab, told, room in (
         (64, False, 49_153, (129, 6, 6, 0, 2, 1), 64),
