@@ -1,4 +1,5 @@
 """From random words to noise, the same bits as `kernels/cuda/common/noise.cuh`: fp32, every multiplication, addition and fma rounded once.
+Powers of two are the hardware's, from the table that the header has too.
 
 Words are int64 tensors in [0, 2^32); numbers are fp32 tensors. Runs on CPU and GPU. Error bounds stand in the header and are tested.
 """
@@ -7,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
+from functools import cache
 
 import torch
 from torch import Tensor
 
+from kernels.build import CUDA_ROOM
 from kernels.philox import MASK, philox, philox_key
 
 ROWS_PER_WORDS = 4  # GUMBEL: row r takes word r % 4 of index r // 4
 GROUP_ROWS = 16  # GROUPS: rows of a group
 BLOCK_ROWS = 64  # GROUPS: rows of four groups
-GROUPS_PER_WORDS = 2  # GROUPS: group g takes words 2 (g % 2), for its Gumbel, and 2 (g % 2) + 1, for its row, of index g // 2
-WEIGHT_SPAN = 126.0  # GROUPS: a weight is a power of two between 2^-126, the smallest that is normal, and 1
+GROUPS_PER_WORDS = 4  # GROUPS: group g takes word g % 4 of index g // 4, in both of its streams
 _MAX_STEPS = 256  # a counter's second word is step | slot << 8
 
 
@@ -25,7 +27,8 @@ class Stream(IntEnum):
     """Word 3 of a counter. No two streams share a word; a walk never uses the verifier's."""
 
     DRAFT_ROWS = 0x44520001  # rule GUMBEL
-    DRAFT_GROUPS = 0x44520002  # rule GROUPS
+    DRAFT_GROUPS = 0x44520002  # rule GROUPS, which group
+    DRAFT_PLACES = 0x44520003  # rule GROUPS, which of its rows
     VERIFY = 0x56450001  # reserved for a verifier that resamples
 
 
@@ -68,7 +71,6 @@ def fma(a: Tensor, b: Tensor | float, c: Tensor | float) -> Tensor:
 
 
 _LOG1P = tuple(map(f32, (-0.100823656, 0.16180485, -0.17243223, 0.19906873, -0.24971229, 0.33334714, -0.5000032)))
-_EXP2 = tuple(map(f32, (0.009585382, 0.055906627, 0.24024038, 0.6931242, 1.0)))
 _LN2_UNITS = float.fromhex("0x1.62e43p-24")
 _SQRT_HALF_BITS = 0x3F3504F3
 _EXPONENT_BITS = -(1 << 23)  # 0xFF800000
@@ -98,17 +100,18 @@ def uniform(word: Tensor) -> Tensor:
     return (word >> 9).float() * 2.0**-23 + 2.0**-24
 
 
-def exp2_weight(t: Tensor) -> Tensor:
-    """2^(126 (t - 1)) for t in [0, 1]: a weight between 2^-126 and 1."""
-    shift = 1.5 * 2.0**23 - WEIGHT_SPAN
-    shifted = fma(t, WEIGHT_SPAN, shift)
-    power = _horner(_EXP2, fma(t, WEIGHT_SPAN, shift - shifted))
-    return (power.view(torch.int32) + (shifted.view(torch.int32) << 23)).view(torch.float32)
+def exp2_units(x: Tensor) -> Tensor:
+    """2^x for x below 128 that is a multiple of 2^-12; 0 below 2^-126, where -inf is too, and NaN for a NaN."""
+    units = (x.nan_to_num().clamp(-126.0, 128.0 - 2.0**-12) * 4096.0).int() + (127 << 12)
+    power = (units >> 12 << 23 | _exp2_mantissas(x.device)[units & 4095]).view(torch.float32)
+    return power.masked_fill(x < -126.0, 0.0).masked_fill(x.isnan(), torch.nan)
 
 
-def fma_sat(a: Tensor, b: Tensor | float, c: Tensor | float) -> Tensor:
-    """a b + c, rounded once and clamped into [0, 1]; a NaN is 0."""
-    return fma(a, b, c).nan_to_num(0.0, 1.0, 0.0).clamp(0.0, 1.0)
+@cache
+def _exp2_mantissas(device: torch.device) -> Tensor:
+    """[4096] int32 mantissas of 2^(j / 4096), recorded on the hardware."""
+    words = (CUDA_ROOM / "common" / "exp2_table.inc").read_text().replace(",", " ").split()
+    return torch.tensor([int(word, 16) for word in words], dtype=torch.int32, device=device)
 
 
 def _split(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -195,8 +195,9 @@ class BatchedPlacement:
             (slots * BATCHED_TILE_ROWS * RANK, 128),
             ((2 * RANK + 64) * requests, 16),
             (4 * self.rows_per_cta, 16),
-            (8 * self.members * self.copies * requests, 8),
+            (8 * self.members * self.copies * requests, 16),
             (16 * (requests if self.sampling else 1), 16),
+            (16 * (self.threads if self.sampling else 1), 16),
             (8 * slots, 8),
             (8 * max(self.stages, 1), 8),
         ]

@@ -2,11 +2,14 @@
 
 GUMBEL: the row with the largest logit / T + Gumbel; exact up to fp32 rounding. GROUPS: 64 rows are four groups of 16 (`group_row`); the
 group with the largest log-sum-exp + Gumbel wins, and inverse CDF picks the row inside. So a group needs two words and no logarithm a row.
-Its weights are exact up to 7e-6 of each (`exp2_weight`): the kernels are paid by the instruction.
+A row's weight costs one fma, one addition and one power of two, whose exponent is rounded to units of 2^-12 (the kernels are paid by the
+instruction): as a share of its group it is exact up to 1.8e-4, a twentieth of what rounding a logit between 1 and 2 to bf16 does to it at
+T = 1. A weight below 2^-126 of the largest is 0.
 
 Corner cases. T <= 0 or NaN is greedy, any other T counts within [1e-5, 1e4]. NaN and -inf logits are never drawn; among several +inf
-GUMBEL takes the first, GROUPS draws one of each group that has any and takes the first of these. A row in which every score is -inf
-gives token 0.
+GUMBEL takes the first, GROUPS draws one of each group that has any and takes the first of these. In a group whose largest logit / T is
+about 7.3e5 away from 0 or more (`is_far`), GROUPS gives all weight to the rows that equal it: two bf16 logits that differ do so by 2^12
+exponents there. A row in which every score is -inf gives token 0.
 """
 
 from __future__ import annotations
@@ -23,13 +26,11 @@ from kernels.noise import (
     GROUP_ROWS,
     GROUPS_PER_WORDS,
     ROWS_PER_WORDS,
-    WEIGHT_SPAN,
     Stream,
-    exp2_weight,
+    exp2_units,
     exponential,
     f32,
     fma,
-    fma_sat,
     gumbel,
     log_positive,
     noise_words,
@@ -37,9 +38,10 @@ from kernels.noise import (
 )
 from kernels.walk import NoiseRule
 
-_LARGEST = torch.finfo(torch.float32).max
 _COLDEST, _HOTTEST = f32(1e-5), 1e4
-_WEIGHT_UNITS = f32(f32(1.44269504) / WEIGHT_SPAN)  # of exponents, for a difference of logits / T
+_LOG2_E = f32(1.44269504)  # exponents of 2 for one of e
+_WEIGHT_SHIFT = 3072.0  # a sum with it is rounded to units of 2^-12
+_FAR = 2.0**20  # exponents of 2
 _CHUNK_ELEMENTS = 1 << 18  # bounds the scratch: 2 MiB of fp64 a temporary, which a CPU's caches hold
 _GPU_CHUNKS = 64  # times that on a GPU, where a chunk costs a thousand launches, whatever its size
 
@@ -118,21 +120,48 @@ def _draw_by_rows(logits: Tensor, draws: Draws) -> Tensor:
 
 def _draw_by_groups(logits: Tensor, draws: Draws) -> Tensor:
     members = grouped(functional.pad(logits, (0, -logits.shape[1] % BLOCK_ROWS), value=-torch.inf))
-    groups = members.shape[1]
-    top = without_nan(members).amax(dim=2).clamp(max=_LARGEST)
-    scale = draws.inverse * _WEIGHT_UNITS
-    running = running_sums(exp2_weight(fma_sat(members - top[..., None], scale[:, None, None], 1.0)))
-    words = draws.words(groups // GROUPS_PER_WORDS, Stream.DRAFT_GROUPS).unflatten(2, (GROUPS_PER_WORDS, 2)).flatten(1, 2)
-    race = exponential(words[..., 0]) * (torch.ones_like(top) / running[..., -1])
-    score = fma(top, draws.inverse[:, None], -log_positive(race))  # -inf where top is
+    top = without_nan(members).amax(dim=2)
+    scale = draws.inverse[:, None] * _LOG2_E
+    shift = group_shift(top, scale)
+    running = running_sums(rare_weight(members, top[..., None], scale[..., None], shift[..., None]))
+    streams = (Stream.DRAFT_GROUPS, Stream.DRAFT_PLACES)
+    words, places = (draws.words(top.shape[1] // GROUPS_PER_WORDS, stream).flatten(1) for stream in streams)
+    score = group_score(top, running[..., -1], draws.inverse[:, None], words)
     best = score.amax(dim=1, keepdim=True)
     # Of groups with the same score, +inf above all, the one with the lowest drawn row wins.
     at, group = (score == best).nonzero(as_tuple=True)
-    threshold = uniform(words[at, group, 1]) * running[at, group, -1]
+    threshold = uniform(places[at, group]) * running[at, group, -1]
     place = (running[at, group] > threshold[:, None]).long().argmax(dim=1)
     tokens = torch.full((len(logits),), logits.shape[1], device=logits.device)
     tokens.scatter_reduce_(0, at, group_row(group, place), "amin")
     return tokens.masked_fill(best[:, 0] == -torch.inf, 0)
+
+
+def group_shift(top: Tensor, scale: Tensor) -> Tensor:
+    """GROUPS: what the rows of a group add to their scaled logits. top: its largest logit that is not NaN; scale: log2(e) / T."""
+    return fma(torch.where(top > -torch.inf, -top, 0.0), scale, _WEIGHT_SHIFT)
+
+
+def row_weight(logit: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """GROUPS: the weight of a row, 2^((logit - top) scale), unless its group is far. NaN for a NaN."""
+    return exp2_units(fma(logit, scale, shift) - _WEIGHT_SHIFT)
+
+
+def is_far(shift: Tensor) -> Tensor:
+    """GROUPS: whether `top` is so far from 0, in exponents, that the shift has lost the logits' last digits, or is infinite."""
+    return ~(shift.abs() < _FAR)
+
+
+def rare_weight(logit: Tensor, top: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """GROUPS: the weight of a row in any group. NaN has none; where the group is far, rows that equal `top` have weight 1, others none."""
+    near = row_weight(logit, scale, shift).masked_fill(logit.isnan(), 0.0)
+    return torch.where(is_far(shift), (logit == top).float(), near)
+
+
+def group_score(top: Tensor, total: Tensor, inverse: Tensor, word: Tensor) -> Tensor:
+    """GROUPS: top / T + log(total) + Gumbel of a group whose weights sum up to `total`; -inf where top is."""
+    race = exponential(word) * (torch.ones_like(total) / total)
+    return fma(top, inverse, -log_positive(race)).masked_fill(top == -torch.inf, -torch.inf)
 
 
 def grouped(rows: Tensor) -> Tensor:

@@ -48,11 +48,9 @@ struct Batched {
   static constexpr int kCopies = S.copies, kWarpsPerCopy = 4 / kCopies;
   static_assert(kCopies == 1 || S.halves == 1);
   static constexpr int kRequests = 32 * S.halves / kCopies, kRequestsPerWarp = (kRequests + kWarps - 1) / kWarps;
-  static constexpr int kLatentStride =
-      2 * kRank + 64;  // in shared memory: eight lanes read 16 bytes each of two records without a conflict
-  // Whether a leader's latent is fetched before it has won. With more requests the CTAs' reads of the same records already wait for each
-  // other.
-  static constexpr bool kEager = S.halves == 1;
+  static constexpr int kCandidates = kMembers * kCopies;  // of a request
+  // In shared memory: eight lanes read 16 bytes each of two records without a conflict.
+  static constexpr int kLatentStride = 2 * kRank + 64;
   static constexpr uint32_t kNobody = 0xFF80FF80u;  // two -inf
   using Exchange = KeyCountPair<S.max_ctas, kRequests>;
 
@@ -66,8 +64,9 @@ struct Batched {
     alignas(128) uint8_t weights[S.resident + S.stages][kTileBytes];  // the rings last
     alignas(16) uint8_t latents[kRequests][kLatentStride];            // of the current step; the scale after the planes
     alignas(16) float row_scale[kRows];
-    uint64_t best[kMembers * kCopies][kRequests];  // order of the score and inverted row of the best of each member and copy
+    alignas(16) uint64_t best[kRequests][kCandidates];  // order of the score and inverted row of the best of each member and copy
     Drawing drawing[S.sampling ? kRequests : 1];
+    alignas(16) uint32_t gumbels[S.sampling ? kThreads : 1][kLanes];  // words of a thread's groups
     alignas(8) uint64_t full[S.resident + S.stages];
     uint64_t empty[S.stages ? S.stages : 1];
   };
@@ -84,9 +83,9 @@ struct Batched {
   static_assert(kStreamed ? kStages == 2 || (kStages == 1 && kStreamed <= (kTiles + 1) / 2) : kStages == 0,
                 "a stage fills while its member scores another tile: with one stage, every other tile is streamed at most");
 
-  // Up to this many tiles a step is unrolled, so that what a tile is need not be found out. A sampling step is long: unrolled over nine
-  // tiles it starts 10 us later, since its code comes from HBM; with two halves, copies or three tiles it spills.
-  static constexpr int kUnrolled = !S.sampling ? 10 : S.halves == 1 && S.copies == 1 && kStreamed > 0 ? 5 : 0;
+  // Up to this many tiles a step is unrolled, so that what a tile is need not be found out. (Sampling with two halves, whose code is the
+  // longest: 1.3 us a step less, but the first step 4 us more, over nine tiles.)
+  static constexpr int kUnrolled = 10;
 
   // Place of the n-th streamed tile. They stand evenly, so that their stages have time to fill.
   static constexpr bool kAlternates = kStages == 1 && kStreamed == (kTiles + 1) / 2;  // the tiles of even numbers are streamed
@@ -238,35 +237,66 @@ struct Batched {
 
   // ---- rule GROUPS of kernels/sampling.py ----
 
-  __device__ Words words(const Request& r, const PhiloxKey& key, int step, int tile) const {
-    const uint32_t pair = (blockIdx.x * S.tiles + tile) * (kTileRows / kGroupRows / kGroupsPerWords) + threadIdx.x % kLanes / 2;
-    return philox(noise_counter(pair, step, r.id, exchange.round, kDraftGroups), key);
+  // The words of the four groups of a tile.
+  __device__ Words words(const Request& r, const PhiloxKey& key, int step, int tile, NoiseStream stream) const {
+    static_assert(kTileRows == kGroupRows * kGroupsPerWords);
+    return philox(noise_counter(blockIdx.x * S.tiles + tile, step, r.id, exchange.round, stream), key);
   }
 
-  // The words of this thread's group in two tiles of its own. Two neighbouring lanes' groups share a counter: each lane computes one of
-  // the two tiles for both.
-  struct Gumbels {
-    uint32_t now, later;
+  // The Gumbels' words of four tiles of a request, `tile` and the next three of its own: each of its lanes computes one tile's, for all.
+  __device__ void draw_gumbels(const Request& r, int step, int tile) const {
+    const int lane = threadIdx.x % kLanes;
+    const Words w = words(r, smem.drawing[r.id].key, step, tile + lane * kCopies * kMembers, kDraftGroups);
+    __syncwarp();  // those before have been read
+    *reinterpret_cast<uint4*>(smem.gumbels[threadIdx.x]) = {w.w[0], w.w[1], w.w[2], w.w[3]};
+    __syncwarp();
+  }
+
+  // The word of this thread's group in the n-th of its tiles.
+  __device__ uint32_t gumbel(int n) const {
+    const int lane = threadIdx.x % kLanes;
+    return smem.gumbels[threadIdx.x - lane + n % kLanes][lane];
+  }
+
+  struct Weights {
+    float shift, sum;
+    bool rare;
   };
-  __device__ Gumbels gumbels(const Request& r, int step, int tile) const {
-    if (!r.warp_draws) return {};
-    const bool odd = threadIdx.x & 1;
-    const Words w = words(r, smem.drawing[r.id].key, step, odd ? tile + kCopies * kMembers : tile);
-    const uint32_t other = __shfl_xor_sync(~0u, odd ? w.w[0] : w.w[2], 1);
-    return {odd ? other : w.w[0], odd ? w.w[2] : other};
+
+  __device__ static Weights weights(uint32_t (&pairs)[8], float top, float scale) {
+    const float shift = group_shift(top, scale);
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kGroupRows; i++) sum = add_rn(sum, row_weight(logit(pairs, i), scale, shift));
+    const bool rare = is_rare(shift, sum);
+    if (rare) {
+      sum = 0;
+      for_rare_weights(pairs, top, scale, shift, [&](float weight) { sum = add_rn(sum, weight); });
+    }
+    return {shift, sum, rare};
   }
 
-  // `noise`: the word of the group's Gumbel.
-  __device__ float score(const Request& r, uint32_t noise, const uint32_t (&pairs)[8]) const {
+  // take(weight) for all rows of a group in order, in few instructions and no register more: the pairs turn once around.
+  template <class Take>
+  __device__ static void for_rare_weights(uint32_t (&pairs)[8], float top, float scale, float shift, Take take) {
+#pragma unroll 1
+    for (int i = 0; i < 8; i++) {
+      take(rare_weight(logit(pairs, 0), top, scale, shift));
+      take(rare_weight(logit(pairs, 1), top, scale, shift));
+      const uint32_t first = pairs[0];
+#pragma unroll
+      for (int j = 0; j < 7; j++) pairs[j] = pairs[j + 1];
+      pairs[7] = first;
+    }
+  }
+
+  // The score of this thread's group of 16 rows in its member's tile i.
+  __device__ float score(const Request& r, int i, uint32_t (&pairs)[8]) const {
     const float top = largest(pairs);
     if constexpr (S.sampling) {
       if (r.warp_draws) {
         const Drawing drawing = smem.drawing[r.id];
-        const float finite = group_top(top);
-        float sum = 0;
-#pragma unroll
-        for (int i = 0; i < 16; i++) sum = add_rn(sum, row_weight(logit(pairs, i), finite, drawing.scale));
-        const float drawn = group_score(finite, sum, drawing.inverse, noise);
+        const float drawn = group_score(top, weights(pairs, top, drawing.scale).sum, drawing.inverse, gumbel(i / kCopies));
         return r.draws && top > kMinusInfinity ? drawn : top;
       }
     }
@@ -282,30 +312,34 @@ struct Batched {
   }
 
   // The place in the best group of the row that is this thread's candidate.
-  __device__ int chosen(const Request& r, int step, int tile, const Best& best) const {
+  __device__ int chosen(const Request& r, int step, int tile, Best& best) const {
     const float top = largest(best.pairs);
     int place = first_place(best.pairs, top);
     if constexpr (S.sampling) {
       if (r.warp_draws) {
         const Drawing drawing = smem.drawing[r.id];
-        const float finite = group_top(top);
-        float weight[16], sum = 0, running = 0;
+        const Words w = words(r, drawing.key, step, tile, kDraftPlaces);
+        const Weights found = weights(best.pairs, top, drawing.scale);
+        const int lane = threadIdx.x % kLanes;
+        const float threshold = row_threshold(found.sum, lane & 2 ? (lane & 1 ? w.w[3] : w.w[2]) : (lane & 1 ? w.w[1] : w.w[0]));
+        float running = 0;
         int drawn = 0;
+        const auto pass = [&](float weight) { drawn += (running = add_rn(running, weight)) <= threshold; };
+        if (found.rare) {
+          for_rare_weights(best.pairs, top, drawing.scale, found.shift, pass);
+        } else {
 #pragma unroll
-        for (int i = 0; i < 16; i++) sum = add_rn(sum, weight[i] = row_weight(logit(best.pairs, i), finite, drawing.scale));
-        const Words w = words(r, drawing.key, step, tile);
-        const float threshold = row_threshold(sum, threadIdx.x & 1 ? w.w[3] : w.w[1]);
-#pragma unroll
-        for (int i = 0; i < 16; i++) drawn += (running = add_rn(running, weight[i])) <= threshold;
-        if (r.draws && top > kMinusInfinity) place = min(drawn, 15);
+          for (int i = 0; i < kGroupRows; i++) pass(row_weight(logit(best.pairs, i), drawing.scale, found.shift));
+        }
+        if (r.draws && top > kMinusInfinity) place = min(drawn, kGroupRows - 1);
       }
     }
     return place;
   }
 
   // This thread's group of 16 rows of its member's tile i, if it is its best so far.
-  __device__ void offer(Best& best, const Request& r, uint32_t noise, int i, const uint32_t (&pairs)[8]) const {
-    const float found = score(r, noise, pairs);
+  __device__ void offer(Best& best, const Request& r, int i, uint32_t (&pairs)[8]) const {
+    const float found = score(r, i, pairs);
     const bool better = found > best.score;
     best.score = better ? found : best.score;
     best.tile = better ? i : best.tile;
@@ -326,6 +360,8 @@ struct Batched {
     for (int i = 0; i < 4; i++) u.hi[i] = planes[4 * i], u.lo[i] = planes[kRank / 16 + 4 * i];
     u.scale = *reinterpret_cast<const float*>(record + 2 * kRank);
   }
+
+  __device__ uint64_t weights_operand(int slot) const { return wgmma_operand(smem.weights[slot], 1024, 128); }
 
   // Start a tile's MMAs. Until wgmma_wait `d` belongs to the tensor cores.
   __device__ static void multiply(int32_t (&d)[32], const Latents& u, uint64_t weights) {
@@ -354,11 +390,10 @@ struct Batched {
     const Request r = request_of(first_request + lane / kLanes);
     const auto own = [&](int i) { return first_request < p.batch && i % kCopies == copy; };  // whether this warp scores tile i
     const bool fills = half == S.halves - 1 && warp == 3 && lane == 0;
-    const uint64_t resident = wgmma_operand(smem.weights[member * kResident], 1024, 128);
-    const uint64_t ring = wgmma_operand(smem.weights[S.resident + member * kStages], 1024, 128);
+    const uint64_t resident = weights_operand(member * kResident), ring = weights_operand(S.resident + member * kStages);
     if (fills) fill_all(member);
     if (r.live && member == 0 && copy == 0 && lane % kLanes == 0) prefetch_base(r);
-    for (int request = threadIdx.x / 32; request < p.batch; request += kWarps)
+    if (const int request = own_request(); request < p.batch)
       fetch_latent(request, static_cast<uint32_t>(max(int64_t{0}, min(p.anchor[request], static_cast<int64_t>(p.latent_vocab) - 1))));
     publish_latents();
 
@@ -370,31 +405,33 @@ struct Batched {
     const bool base_aligned = reinterpret_cast<uint64_t>(source) % 16 == 0 && p.base_step_stride % 8 == 0;
     const bool kept_aligned =
         (reinterpret_cast<uint64_t>(p.logits + first_row) / 2 | p.logits_request_stride | p.logits_step_stride) % 8 == 0;
-    int whole = base_aligned ? inside : 0, kept_whole = kept_aligned ? inside : 0;
-    asm("" : "+r"(whole), "+r"(kept_whole));  // or they would be computed anew for every tile
+    // Kept in registers, or they would be computed anew for every tile. And `left` needs p.vocab: who reads a parameter waits for base
+    // logits under way as well, in whose scoreboard it is counted (half a microsecond a step).
+    int whole = base_aligned ? inside : 0, kept_whole = kept_aligned ? inside : 0, left = p.vocab - first_row;
+    asm("" : "+r"(whole), "+r"(kept_whole), "+r"(left));
     uint4 base[2];
-    if (r.live && copy < kTiles) load_base(base, source + copy * kStride, p.vocab - first_row - copy * kStride, copy < whole);
+    if (r.live && copy < kTiles) load_base(base, source + copy * kStride, left - copy * kStride, copy < whole);
     for (int step = 0; step < p.steps; step++) {
       Latents u;
       load_latents(u, r);
       Best best{kMinusInfinity, 0, {kNobody, kNobody, kNobody, kNobody, kNobody, kNobody, kNobody, kNobody}};
-      [[maybe_unused]] Gumbels noise{};
       [[maybe_unused]] uint16_t* kept = nullptr;  // where this thread's corrected logits of the step go
       if constexpr (S.sampling)
         if (r.keeps) kept = p.logits + r.id * p.logits_request_stride + step * p.logits_step_stride + first_row;
       uint32_t pairs[8];
       const auto consider = [&](int i) {
         if constexpr (S.sampling) {
-          if (r.keeps) keep_logits(kept + i * kStride, p.vocab - first_row - i * kStride, i < kept_whole, pairs);
+          if (r.keeps) keep_logits(kept + i * kStride, left - i * kStride, i < kept_whole, pairs);
         }
-        offer(best, r, noise.now, i, pairs);
+        offer(best, r, i, pairs);
       };
-      // `streamed` and `odd`: what tile i is, constants as a rule.
-      const auto score_tile = [&](int i, auto streamed, auto odd) {
+      // `streamed`: what tile i is, a constant as a rule.
+      const auto score_tile = [&](int i, auto streamed) {
         const Place place = place_of(member, i, step, streamed);
         if (streamed || step == 0) wait_barrier(&smem.full[place.slot], place.phase);
         int32_t d[32];
-        multiply(d, u, (streamed ? ring : resident) + place.index * (kTileBytes / 16));
+        // In a loop only a new descriptor, less its index, is known to be the same for all lanes (`wgmma_operand`).
+        multiply(d, u, kTiles <= kUnrolled ? (streamed ? ring : resident) + place.index * (kTileBytes / 16) : weights_operand(place.slot));
         if (i > 0 && own(i - 1)) consider(i - 1);
         wgmma_wait(d);
         if (streamed && lane == 0) cuda::ptx::mbarrier_arrive(&smem.empty[place.slot - S.resident]);
@@ -402,14 +439,16 @@ struct Batched {
           float scale[16];
           load_scales(scale, smem.row_scale + first + i * kStride, u.scale);
           correct(pairs, d, base, scale);
-          if constexpr (S.sampling) noise = odd ? Gumbels{noise.later, 0} : gumbels(r, step, member + i * kMembers);
+          if constexpr (S.sampling) {
+            if (r.warp_draws && i / kCopies % kLanes == 0) draw_gumbels(r, step, member + i * kMembers);
+          }
           // The base logits of this warp's next tile, after the last one the next step's; those of the tile after that start towards L2, a
           // sector a lane.
           const bool more = i + kCopies < kTiles;
           const int next = more ? i + kCopies : copy;
           if (!more) source += p.base_step_stride;
           if (r.live && (more || step + 1 < p.steps)) {
-            load_base(base, source + next * kStride, p.vocab - first_row - next * kStride, next < whole);
+            load_base(base, source + next * kStride, left - next * kStride, next < whole);
             constexpr int kAhead = 2 * kCopies;
             if (next + kAhead < whole && next + kAhead < kTiles)
               prefetch_l2(source + (next + kAhead) * kStride + lane % kLanes * kChunkRows);
@@ -419,18 +458,11 @@ struct Batched {
         // As a rule the other half has its sums by now.
         if (streamed && fills) refill(member, i, step);
       };
-      using cuda::std::bool_constant;
       if constexpr (kTiles <= kUnrolled) {
-        unrolled<kTiles>([&](auto i) { score_tile(i, bool_constant<streams(i)>{}, bool_constant<i / kCopies % 2 == 1>{}); });
-      } else if constexpr (kAlternates) {
-#pragma unroll 1
-        for (int i = 0; i < kTiles; i += 2) {
-          score_tile(i, bool_constant<true>{}, kCopies == 1 ? false : i / kCopies % 2 == 1);
-          if (i + 1 < kTiles) score_tile(i + 1, bool_constant<false>{}, kCopies == 1 ? true : (i + 1) / kCopies % 2 == 1);
-        }
+        unrolled<kTiles>([&](auto i) { score_tile(i, cuda::std::bool_constant<streams(i)>{}); });
       } else {
 #pragma unroll 1
-        for (int i = 0; i < kTiles; i++) score_tile(i, streams(i), i / kCopies % 2 == 1);
+        for (int i = 0; i < kTiles; i++) score_tile(i, streams(i));
       }
       if (own(kTiles - 1)) consider(kTiles - 1);
       if (first_request < p.batch) {
@@ -439,7 +471,7 @@ struct Batched {
         uint64_t entry = static_cast<uint64_t>(score_order(best.score)) << 16 | (kLastRow - row);
 #pragma unroll
         for (int distance = 1; distance < kLanes; distance *= 2) entry = max(entry, __shfl_xor_sync(~0u, entry, distance));
-        if (lane % kLanes == 0) smem.best[member * kCopies + copy][r.id] = entry;
+        if (lane % kLanes == 0) smem.best[r.id][member * kCopies + copy] = entry;
       }
       __syncthreads();
       agree(step);
@@ -449,11 +481,17 @@ struct Batched {
 
   // ---- the exchange ----
 
-  // One warp: start copying a request's latent.
+  // A request has lanes of its own in one warp, which agree with their peers on it and fetch its latent.
+  static constexpr int kRequestLanes = 32 / kRequestsPerWarp;
+
+  __device__ static int own_request() { return threadIdx.x / 32 * kRequestsPerWarp + threadIdx.x % 32 / kRequestLanes; }
+
+  // The lanes of a request: start copying its latent.
   __device__ void fetch_latent(int request, uint32_t token) const {
-    const int lane = threadIdx.x % 32;
+    const int lane = threadIdx.x % kRequestLanes;
     const uint8_t* record = p.latents + static_cast<uint64_t>(token) * kRecordBytes;
-    copy_async_16(smem.latents[request] + lane * 16, record + lane * 16);
+#pragma unroll
+    for (int i = 16 * lane; i < 2 * kRank; i += 16 * kRequestLanes) copy_async_16(smem.latents[request] + i, record + i);
     if (lane == 0) copy_async_4(smem.latents[request] + 2 * kRank, record + 2 * kRank);
   }
 
@@ -463,43 +501,47 @@ struct Batched {
     __syncthreads();
   }
 
-  // Warp w agrees with its peers on requests w, w + 16, ..., a lane each, and fetches the winners' latents as they come.
-  __device__ void agree(int step) const {
-    const int lane = threadIdx.x % 32, request = threadIdx.x / 32 + lane * kWarps;
-    const bool takes_part = lane < kRequestsPerWarp && request < p.batch;
-    if (takes_part) {
-      uint64_t mine = smem.best[0][request];
+  // The best entry of this CTA, in all lanes of the request.
+  __device__ uint64_t best_of(int request) const {
+    if constexpr (kRequestsPerWarp == 1) {
+      const uint64_t own = smem.best[request][threadIdx.x % kCandidates];
+      const uint32_t order = static_cast<uint32_t>(own >> 16), top = __reduce_max_sync(~0u, order);
+      return static_cast<uint64_t>(top) << 16 | __reduce_max_sync(~0u, order == top ? static_cast<uint32_t>(own) & kLastRow : 0);
+    }
+    uint64_t best = smem.best[request][0];
 #pragma unroll
-      for (int i = 1; i < kMembers * kCopies; i++) mine = max(mine, smem.best[i][request]);
-      exchange.post_entry(step, request, static_cast<uint32_t>(mine >> 16), key_row(static_cast<uint32_t>(mine)));
+    for (int i = 1; i < kCandidates; i++) best = max(best, smem.best[request][i]);
+    return best;
+  }
+
+  // Agree with the other CTAs on the token of each request, and fetch its latent: that of whoever leads, before it has won.
+  __device__ void agree(int step) const {
+    const int request = own_request();
+    bool waiting = request < p.batch;
+    if (waiting) {
+      const uint64_t mine = best_of(request);
+      if (threadIdx.x % kRequestLanes == 0)
+        exchange.post_entry(step, request, static_cast<uint32_t>(mine >> 16), key_row(static_cast<uint32_t>(mine)));
     }
     uint64_t leader = 0, seen = 0;
     [[maybe_unused]] int polls = 0;
-    for (uint32_t waiting = __ballot_sync(~0u, takes_part); waiting;) {
-      bool complete = false;
+    while (__any_sync(~0u, waiting)) {
+      uint32_t arrived = 0;
       do {  // nothing but looking: what else a turn did would come on top of the way to L2 and back
         WTS_COUNT_POLL(polls, step)
-        if (waiting >> lane & 1) complete = exchange.complete(step, request, leader);
-      } while (!__any_sync(~0u, complete || leader != seen));
-      const bool leads = leader != seen;
+        if (waiting) arrived = exchange.arrived(step, request, leader);
+      } while (!__any_sync(~0u, arrived >= exchange.ctas || leader != seen));
+      const bool complete = arrived >= exchange.ctas;
       const Winner winner = Exchange::winner_of(leader);
-      seen = leader;
-      const uint32_t arrived = __ballot_sync(~0u, complete), wanted = kEager ? __ballot_sync(~0u, leads) : arrived;
-      waiting &= ~arrived;
-      if (step + 1 < p.steps && wanted) {
-        if (kEager) copy_async_wait();  // a later copy to the same place must not be overtaken
-        for (uint32_t left = wanted; left; left &= left - 1)
-          fetch_latent(threadIdx.x / 32 + (__ffs(left) - 1) * kWarps, __shfl_sync(~0u, token_of(winner), __ffs(left) - 1));
+      const uint32_t row = winner.cta * kRows + winner.row;
+      if (leader != seen && step + 1 < p.steps) {
+        copy_async_wait();  // a later copy to the same place must not be overtaken
+        fetch_latent(request, min(row, static_cast<uint32_t>(p.latent_vocab - 1)));
       }
-      // The CTA whose row takes the lead starts bringing that row of W1 from HBM to L2, while others still arrive.
-      if (leads && winner.cta == blockIdx.x)
-        prefetch_bulk_l2(p.latents + static_cast<uint64_t>(token_of(winner)) * kRecordBytes, kRecordBytes);
-      if (complete && blockIdx.x == 0) p.tokens[request * p.tokens_request_stride + step] = winner.cta * kRows + winner.row;
+      seen = leader;
+      waiting &= !complete;
+      if (complete && blockIdx.x == 0 && threadIdx.x % kRequestLanes == 0) p.tokens[request * p.tokens_request_stride + step] = row;
     }
-  }
-
-  __device__ uint32_t token_of(Winner winner) const {
-    return min(winner.cta * kRows + winner.row, static_cast<uint32_t>(p.latent_vocab - 1));
   }
 
   __device__ void run() {

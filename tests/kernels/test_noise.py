@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import math
+import re
 import struct
+import zlib
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 
@@ -16,14 +18,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import noise
-from kernels.noise import Stream, exp2_weight, exponential, fma, fma_sat, gumbel, log_positive, noise_counters, noise_words, uniform
-from kernels.sampling import inverse_temperature
+from kernels.build import CUDA_ROOM, Kernel, build
+from kernels.driver import Function, LaunchShape
+from kernels.noise import Stream, exp2_units, exponential, fma, gumbel, log_positive, noise_counters, noise_words, uniform
+from kernels.sampling import group_score, group_shift, inverse_temperature, is_far, rare_weight, row_weight
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 HoldInCpp = Callable[[str, Iterable[str]], None]
 HEADER = '#include "common/noise.cuh"'
 LAST = 2**32 - 1
-UNITS = noise.f32(noise.f32(1.44269504) / 126)  # RowTemperature.scale times T
+LOG2_E = noise.f32(1.44269504)  # RowTemperature.scale times T
+UNIT = 2.0**-12  # of the exponents of weights
 EXTREME = [0, 1, 2, 3, 255, 256, 2**23, 2**24 - 1, 2**24, 2**24 + 1, 2**31 - 129, 2**31 - 1, 2**31, 2**31 + 1, 2**31 + 128]
 EXTREME += [LAST - word for word in (0, 1, 2, 127, 128, 255, 256, 2**24, 2**29)]
 EXTREME += [1257966796 + away for away in range(-300, 301, 75)]  # about 1 - sqrt(1/2), where the exponential changes its formula
@@ -49,6 +54,9 @@ def literal(pattern: int) -> str:
 
 def is_bits(expression: str, pattern: int) -> str:
     return f"cuda::std::bit_cast<uint32_t>({expression}) == {pattern:#x}u"
+
+
+NAN = literal(0x7FC00000)
 
 
 def nearest_f32(x: Fraction) -> float:
@@ -117,19 +125,29 @@ def test_logarithms_are_accurate() -> None:
     assert log_positive(torch.ones(1)).item() == 0.0
 
 
-def test_weights_are_accurate() -> None:
-    t = torch.linspace(0, 1, 100_001)
-    exact = np.exp2(126 * (t.double().numpy() - 1))
-    assert np.abs(exp2_weight(t).double().numpy() / exact - 1).max() < 3e-6
-    assert exp2_weight(torch.tensor([0.0, 1.0])).tolist() == [2.0**-126, 1.0]
-    distance, scale = -torch.rand(100_000) * 80, torch.tensor(noise.f32(1.44269504 / 126))
-    exact = np.exp(distance.double().numpy())
-    assert np.abs(exp2_weight(fma_sat(distance, scale, 1.0)).double().numpy() / exact - 1).max() < 7e-6
+def test_the_table_of_powers_rises_and_is_nearly_exact() -> None:
+    text = (CUDA_ROOM / "common" / "exp2_table.inc").read_text()
+    table = np.array([int(word, 16) for word in re.findall(r"0x[0-9a-f]{6}", text)])
+    assert len(table) == text.count(",") == 4096
+    assert table[0] == 0
+    assert (np.diff(table) > 0).all()
+    below = np.rint((np.exp2(np.arange(4096) / 4096) - 1) * 2**23).astype(int) - table
+    assert below.min() == 0
+    assert below.max() <= 2
+    assert zlib.crc32(table.astype("<u4").tobytes()) == 0x9E0D8E36, "other mantissas need another recording: both sides read this file"
 
 
-def test_saturation() -> None:
-    wild = torch.tensor([math.nan, math.inf, -math.inf, 1.0, -127.0, -3e38, 3e38, 0.25])
-    assert fma_sat(wild, torch.tensor(2.0), 0.25).tolist() == [0, 1, 0, 1, 0, 0, 1, 0.75]
+def test_powers_of_two() -> None:
+    """Exact at integers, within 2.4e-7 elsewhere, rising; 0 below the smallest normal number."""
+    x = every_exponent()
+    power, exact = exp2_units(x).double().numpy(), np.exp2(x.double().numpy())
+    assert (power[::4096] == exact[::4096]).all()
+    assert (np.diff(power) > 0).all()
+    assert np.abs(power / exact - 1).max() < 2.4e-7
+    assert power[0] == 2.0**-126
+    assert exp2_units(torch.tensor([-126 - UNIT, -127.0, -4096.0, -3e38, -math.inf])).tolist() == [0.0] * 5
+    assert exp2_units(torch.tensor([1.5, 127.0, 128 - UNIT])).tolist() == pytest.approx([2**1.5, 2.0**127, 2.0 ** (128 - UNIT)], rel=2.4e-7)
+    assert exp2_units(torch.tensor([math.nan, 0.0])).isnan().tolist() == [True, False]
 
 
 def test_uniforms_are_exact_and_strictly_inside() -> None:
@@ -138,10 +156,15 @@ def test_uniforms_are_exact_and_strictly_inside() -> None:
     assert (uniform(torch.tensor([0, LAST])).double() == torch.tensor([2.0**-24, 1 - 2.0**-24], dtype=torch.float64)).all()
 
 
-def some_floats() -> Tensor:
-    """Arguments for exp2_weight: its range, the ends, integers and halves of the exponent."""
-    ends = torch.tensor([0.0, 1.0, 0.5, 2.0**-24, 1 - 2.0**-24, 1e-40, 125.5 / 126, 125 / 126, 0.25 / 126])
-    return torch.cat([ends, torch.rand(100_000, generator=torch.Generator().manual_seed(1))])
+def every_exponent() -> Tensor:
+    """[126 * 4096 + 1] fp32 -126, -126 + 2^-12, ..., 0: all that a weight's exponent is, but for the rounding of large shifts."""
+    return torch.arange(-126 * 4096, 1) * UNIT
+
+
+def some_exponents() -> Tensor:
+    """Arguments for exp2_units: ends, integers, and multiples of 2^-12 on both sides of 0 and of -126."""
+    ends = torch.tensor([0.0, -0.0, -UNIT, UNIT, -1.0, 1.0, -125.0, -126.0, -126 + UNIT, -126 - UNIT, -127.0, -3000.0, 127.0, 128 - UNIT])
+    return torch.cat([ends, torch.randint(-127 * 4096, 400, (2_000,), generator=torch.Generator().manual_seed(1)) * UNIT])
 
 
 def test_nvrtc_computes_the_same_bits(hold_in_cpp: HoldInCpp) -> None:
@@ -150,40 +173,45 @@ def test_nvrtc_computes_the_same_bits(hold_in_cpp: HoldInCpp) -> None:
     for name, function in (("exponential", exponential), ("gumbel", gumbel), ("uniform", uniform)):
         facts += [is_bits(f"wts::{name}({word}u)", expected) for word, expected in zip(w.tolist(), bits(function(w)), strict=True)]
     positive = torch.cat([exponential(w), torch.tensor([1.0, 16.0, 2.0**-126, 3e38, 0.70710677, 0.70710683, 1.4142135, 1.4142137])])
-    weights = some_floats()[:60]
-    for name, x, function in (("log_positive", positive, log_positive), ("exp2_weight", weights, exp2_weight)):
+    for name, x, function in (("log_positive", positive, log_positive), ("exp2_units", some_exponents()[:100], exp2_units)):
         facts += [is_bits(f"wts::{name}({literal(at)})", expected) for at, expected in zip(bits(x), bits(function(x)), strict=True)]
     hold_in_cpp(HEADER, facts)
 
 
 def test_nvrtc_scores_like_the_host(hold_in_cpp: HoldInCpp) -> None:
-    """The formulas of both rules that are more than one function. (Constant evaluation knows no infinities; test_sampling.py has them.)"""
+    """The formulas of both rules that are more than one function. (Constant evaluation knows no infinities; the host compiler has them.)"""
     generator = torch.Generator().manual_seed(2)
     w = words(0, 3)
     logit = torch.randn(len(w), generator=generator).mul(4).bfloat16().float()
     logit[:2] = torch.tensor([-0.0, 0.0])
     inverse = inverse_temperature(torch.rand(len(w), generator=generator) * 2)
-    score = fma(logit, inverse, gumbel(w))
-    top, total = logit + 1.5, 1 + 15 * torch.rand(len(w), generator=generator)
-    weight = exp2_weight(fma_sat(logit - top, inverse * UNITS, 1.0))
-    group = fma(top, inverse, -log_positive(exponential(w) * (1 / total)))
-    facts = [
-        is_bits(f"wts::row_score({literal(at)}, {literal(i)}, wts::gumbel({word}u))", expected)
-        for at, i, word, expected in zip(bits(logit), bits(inverse), w.tolist(), bits(score), strict=True)
-    ]
-    facts += [
-        is_bits(f"wts::group_score({literal(t)}, {literal(s)}, {literal(i)}, {word}u)", expected)
-        for t, s, i, word, expected in zip(bits(top), bits(total), bits(inverse), w.tolist(), bits(group), strict=True)
-    ]
-    facts += [
-        is_bits(f"wts::row_threshold({literal(s)}, {word}u)", expected)
-        for s, word, expected in zip(bits(total), w.tolist(), bits(uniform(w) * total), strict=True)
-    ]
-    facts += [
-        is_bits(f"wts::row_weight({literal(at)}, {literal(t)}, wts::mul_rn({literal(i)}, 1.44269504f / wts::kWeightSpan))", expected)
-        for at, t, i, expected in zip(bits(logit), bits(top), bits(inverse), bits(weight), strict=True)
-    ]
-    facts += [is_bits("wts::group_top(2.0f)", 0x40000000)]
+    scale, top, total = inverse * LOG2_E, logit + 1.5, 1 + 15 * torch.rand(len(w), generator=generator)
+    logit[2::5], top[3::5] = top[2::5], 3e6  # rows that are their group's top, and groups that are far
+    shift = group_shift(top, scale)
+    far = is_far(shift)
+    assert 0.1 < far.float().mean() < 0.5
+    x, t, i, s, sh, sums = (list(map(literal, bits(each))) for each in (logit, top, inverse, scale, shift, total))
+    word, noises = [f"{each}u" for each in w.tolist()], [f"wts::gumbel({each}u)" for each in w.tolist()]
+    facts: list[str] = []
+    for name, arguments, expected in (
+        ("row_score", (x, i, noises), fma(logit, inverse, gumbel(w))),
+        ("group_score", (t, sums, i, word), group_score(top, total, inverse, w)),
+        ("row_threshold", (sums, word), uniform(w) * total),
+        ("group_shift", (t, s), shift),
+        ("rare_weight", (x, t, s, sh), rare_weight(logit, top, scale, shift)),
+    ):
+        calls = (f"wts::{name}({', '.join(each)})" for each in zip(*arguments, strict=True))
+        facts += [is_bits(call, pattern) for call, pattern in zip(calls, bits(expected), strict=True)]
+    near = (~far).nonzero()[:, 0].tolist()
+    weights = bits(row_weight(logit, scale, shift))
+    facts += [is_bits(f"wts::row_weight({x[row]}, {s[row]}, {sh[row]})", weights[row]) for row in near]
+    for each, is_it in zip(sh, far.tolist(), strict=True):
+        facts.append(f"wts::is_far({each}) == {is_it:d} && wts::is_rare({each}, 1.0f) == {is_it:d} && wts::is_rare({each}, {NAN})")
+    for edge, is_it in ((2.0**20, True), (2.0**20 - 0.0625, False), (math.inf, True)):
+        for sign in (-1, 1):
+            facts.append(f"wts::is_far({literal(bits(torch.tensor([sign * edge]))[0])}) == {is_it:d}")
+            assert is_far(torch.tensor(sign * edge)).item() == is_it
+    facts += [f"wts::rare_weight({NAN}, 1.0f, 2.0f, {sh[near[0]]}) == 0.0f", f"wts::rare_weight({NAN}, 1e7f, 2.0f, -2e7f) == 0.0f"]
     hold_in_cpp(HEADER, facts)
 
 
@@ -194,7 +222,7 @@ def test_nvrtc_reads_temperatures_like_the_host(hold_in_cpp: HoldInCpp) -> None:
     assert inverse[: len(greedy)].tolist() == [1.0] * len(greedy)
     assert inverse_temperature(torch.tensor([math.nan, -math.inf, math.inf])).tolist() == [1.0, 1.0, noise.f32(1e-4)]
     facts = []
-    for index, (at, i, s) in enumerate(zip(bits(t), bits(inverse), bits(inverse * UNITS), strict=True)):
+    for index, (at, i, s) in enumerate(zip(bits(t), bits(inverse), bits(inverse * LOG2_E), strict=True)):
         row = f"wts::RowTemperature::of({literal(at)})"
         facts += [f"{row}.greedy == {str(index < len(greedy)).lower()}", is_bits(f"{row}.inverse", i), is_bits(f"{row}.scale", s)]
     hold_in_cpp(HEADER, facts)
@@ -203,15 +231,16 @@ def test_nvrtc_reads_temperatures_like_the_host(hold_in_cpp: HoldInCpp) -> None:
 def test_words_and_constants_in_cuda(hold_in_cpp: HoldInCpp) -> None:
     facts = [
         f"wts::kDraftRows == {int(Stream.DRAFT_ROWS)}u && wts::kDraftGroups == {int(Stream.DRAFT_GROUPS)}u",
-        f"wts::kVerify == {int(Stream.VERIFY)}u && wts::kGroupRows == {noise.GROUP_ROWS}",
+        f"wts::kDraftPlaces == {int(Stream.DRAFT_PLACES)}u && wts::kVerify == {int(Stream.VERIFY)}u",
+        f"wts::kGroupRows == {noise.GROUP_ROWS}",
         f"wts::kRowsPerWords == {noise.ROWS_PER_WORDS} && wts::kGroupsPerWords == {noise.GROUPS_PER_WORDS}",
     ]
-    names = {Stream.DRAFT_ROWS: "kDraftRows", Stream.DRAFT_GROUPS: "kDraftGroups", Stream.VERIFY: "kVerify"}
+    names = dict(zip(Stream, ("kDraftRows", "kDraftGroups", "kDraftPlaces", "kVerify"), strict=True))
     for slot, step, round, seed, stream in [
         (0, 0, 0, 0, 0),
         (63, 31, LAST, -1, 1),
         (5, 16, 2**32 + 7, 2**40 + 3, 2),
-        (1, 2, 3, -(2**62), 0),
+        (1, 2, 3, -(2**62), 3),
     ]:
         kind = list(Stream)[stream]
         drawn = noise_words(3, step, torch.tensor([slot]), round, kind, torch.tensor([seed]))[0].tolist()
@@ -222,7 +251,7 @@ def test_words_and_constants_in_cuda(hold_in_cpp: HoldInCpp) -> None:
 
 
 def test_a_host_compiler_computes_the_same_bits_on_many_words(host_library: Callable[[str], ctypes.CDLL]) -> None:
-    of_words, of_floats = ("exponential", "gumbel", "uniform"), ("log_positive", "exp2_weight")
+    of_words, of_floats = ("exponential", "gumbel", "uniform"), ("log_positive", "exp2_units")
     loops = [(name, "uint32_t") for name in of_words] + [(name, "float") for name in of_floats]
     source = "\n".join(
         f'extern "C" void {name}s(const {kind}* in, float* out, int n) {{ for (int i = 0; i < n; i++) out[i] = wts::{name}(in[i]); }}'
@@ -230,12 +259,11 @@ def test_a_host_compiler_computes_the_same_bits_on_many_words(host_library: Call
     )
     library = host_library(f"{HEADER}\nusing wts::uint32_t;\n{source}")
     w = words(100_000, 5)
-    floats = some_floats()
     positive = torch.cat([exponential(w), torch.logspace(-37, 38, 10_000)])
     for name, x, function in [
         *((name, w, getattr(noise, name)) for name in of_words),
         ("log_positive", positive, log_positive),
-        ("exp2_weight", floats, exp2_weight),
+        ("exp2_units", torch.cat([every_exponent(), some_exponents(), torch.tensor([-math.inf])]), exp2_units),
     ]:
         given_ = x.numpy().astype(np.uint32) if x.dtype == torch.int64 else x.numpy()
         out = np.empty(len(x), np.float32)
@@ -249,7 +277,7 @@ def test_no_two_uses_of_noise_share_a_counter() -> None:
     counters = torch.cat(
         [noise_counters(9, step, slots, round, stream).flatten(0, 1) for step in range(32) for round in (0, 1) for stream in Stream]
     )
-    assert len(counters.unique(dim=0)) == len(counters) == 64 * 9 * 32 * 2 * 3
+    assert len(counters.unique(dim=0)) == len(counters) == 64 * 9 * 32 * 2 * len(Stream)
 
 
 def test_a_step_that_does_not_fit_is_an_error() -> None:
@@ -259,6 +287,49 @@ def test_a_step_that_does_not_fit_is_an_error() -> None:
 
 @pytest.mark.gpu
 def test_a_gpu_computes_the_same_bits() -> None:
-    w, floats = words(300_000, 6), some_floats()
-    for function, x in ((exponential, w), (gumbel, w), (uniform, w), (exp2_weight, floats)):
+    w = words(300_000, 6)
+    for function, x in ((exponential, w), (gumbel, w), (uniform, w), (exp2_units, some_exponents())):
         assert bits(function(x.cuda()).cpu()) == bits(function(x)), function.__name__
+
+
+# The header's own function on the device: one instruction of the hardware.
+EXP2 = """#include "common/noise.cuh"
+struct Exp2Params {
+  const float* x;
+  float* power;
+  int count;
+};
+extern "C" __global__ void exp2_probe(const __grid_constant__ Exp2Params p) {
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < p.count; i += gridDim.x * blockDim.x) p.power[i] = wts::exp2_units(p.x[i]);
+}
+"""
+
+
+class Exp2Params(ctypes.Structure):
+    _fields_ = (("x", ctypes.c_void_p), ("power", ctypes.c_void_p), ("count", ctypes.c_int))
+
+
+def exp2_probe(arch: str) -> Kernel:
+    return build(EXP2, "exp2_probe", arch)
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+def test_the_probe_of_the_hardwares_powers_compiles(arch: str) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings; install it with: pip install -e '.[gpu]'")
+    assert exp2_probe(arch).spill_bytes == 0
+
+
+@pytest.mark.gpu
+def test_the_hardwares_powers_are_the_tables() -> None:
+    """ex2.approx.ftz at every exponent that a weight can have, above 0 and below -126 too: what decides tokens is not promised by PTX."""
+    above, below = torch.arange(1, 411) * UNIT, -126 - torch.arange(1, 3_000_000, 997) * UNIT
+    x = torch.cat([every_exponent(), above, below, torch.tensor([-3e38, -math.inf, -0.0, math.nan])])
+    on_gpu, power = x.cuda(), torch.empty(len(x), device="cuda")
+    major, minor = torch.cuda.get_device_capability()
+    params = Exp2Params(x=on_gpu.data_ptr(), power=power.data_ptr(), count=len(x))
+    Function(exp2_probe(f"sm_{major}{minor}"), LaunchShape(ctas=64, threads=256)).launch(params)
+    hardware, ours = power.cpu(), exp2_units(x)
+    assert hardware[-1].isnan()
+    assert ours[-1].isnan()
+    wrong = (hardware[:-1].view(torch.int32) != ours[:-1].view(torch.int32)).nonzero()[:, 0]
+    assert len(wrong) == 0, f"{len(wrong)} of {len(x)} differ, first at x = {float(x[wrong[0]]).hex()}"

@@ -91,7 +91,7 @@ def hand_counted_batched(batch: int, sampling: bool, tiles: int, resident: int, 
     """The same of walk_batched.cuh."""
     room = next(n for n in (8, 16, 32, 64) if batch <= n)
     slots, latents, candidates = resident + stages, 576 * room, 128  # a candidate for each warp's requests, whatever their number
-    drawing = 16 * (room if sampling else 1)
+    drawing = 16 * (room + 512 if sampling else 2)  # for each request, and for each thread the words of four groups
     barriers = slots + max(stages, 1)
     return up(slots * 64 * 256 + latents + 4 * 64 * tiles + 8 * candidates + drawing + 8 * barriers, 128)
 
@@ -259,7 +259,7 @@ def test_shared_memory_of_a_large_batch_counted_by_hand() -> None:
         weights, latents, scales = (near + stages) * 64 * 256, room * (2 * 256 + 64), 4 * tiles * 64
         best, drawing, full, empty = (
             4 // halves * copies * room * 8,
-            16 * (room if sampling else 1),
+            16 * (room + 512 if sampling else 2),
             8 * (near + stages),
             8 * max(stages, 1),
         )

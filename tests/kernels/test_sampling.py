@@ -9,19 +9,32 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 from torch.nn import functional
 
 from kernels import sampling
-from kernels.noise import Stream, gumbel, noise_words, uniform
-from kernels.sampling import Draws, draw, inverse_temperature
+from kernels.noise import Stream, f32, gumbel, noise_words, uniform
+from kernels.sampling import (
+    Draws,
+    draw,
+    group_score,
+    group_shift,
+    inverse_temperature,
+    is_far,
+    rare_weight,
+    row_weight,
+    running_sums,
+    without_nan,
+)
 from kernels.walk import NoiseRule
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 REPEATABLE = [NoiseRule.GUMBEL, NoiseRule.GROUPS]
+LARGEST_BF16 = (2 - 2.0**-7) * 2.0**127
+WEIGHED = ["shift", "near", "rare", "score", "threshold"]  # of the twin's struct
 HOSTILE = [math.nan, math.inf, -math.inf, 0.0, -0.0, 3e38, -3e38, 1e-40]
 EXTREME_T = [0.0, -1.0, math.nan, 1e-45, 1e-5, 0.6, 1.0, 2.0, 1e4, math.inf]
 
@@ -50,18 +63,38 @@ extern "C" int by_groups(const float* logits, int vocab, float t, int64_t seed, 
   float best = -INFINITY;
   int token = 0;
   for (int g = 0; g < (vocab + 63) / 64 * 4; g++) {
-    const Words w = words(g / 2, step, slot, round, kDraftGroups, seed);
-    float x[16], c[16], top = -INFINITY;
+    const auto word = [&](NoiseStream stream) { return words(g / 4, step, slot, round, stream, seed).w[g % 4]; };
     const auto row = [g](int v) { return g / 4 * 64 + v / 8 * 32 + g % 4 * 8 + v % 8; };
+    float x[16], c[16], top = -INFINITY;
     for (int v = 0; v < 16; v++) x[v] = row(v) < vocab ? logits[row(v)] : -INFINITY, top = max_number(top, x[v]);
-    top = group_top(top);
-    for (int v = 0; v < 16; v++) c[v] = add_rn(v ? c[v - 1] : 0.0f, row_weight(x[v], top, request.scale));
-    const float score = group_score(top, c[15], request.inverse, w.w[2 * (g % 2)]);
+    const float scale = request.scale, shift = group_shift(top, scale);
+    const auto add_up = [&](auto weight) {
+      for (int v = 0; v < 16; v++) c[v] = add_rn(v ? c[v - 1] : 0.0f, weight(x[v]));
+      return c[15];
+    };
+    // exp2_units ends at 2^128 here; on the device it does not, and a kernel may add up first.
+    if (is_far(shift) || is_rare(shift, add_up([&](float logit) { return row_weight(logit, scale, shift); })))
+      add_up([&](float logit) { return rare_weight(logit, top, scale, shift); });
+    if (top == -INFINITY) continue;
+    const float score = group_score(top, c[15], request.inverse, word(kDraftGroups));
     int winner = 0;
-    while (c[winner] <= row_threshold(c[15], w.w[2 * (g % 2) + 1])) winner++;
+    while (c[winner] <= row_threshold(c[15], word(kDraftPlaces))) winner++;
     if (score > best || (score == best && score > -INFINITY && row(winner) < token)) best = score, token = row(winner);
   }
   return token;
+}
+struct Weighed {
+  float shift, near, rare, score, threshold;
+  int32_t far, is_rare;
+};
+extern "C" void weigh(const float* logit, const float* top, const float* t, const float* sum, const uint32_t* word, Weighed* out, int n) {
+  for (int i = 0; i < n; i++) {
+    const RowTemperature request = RowTemperature::of(t[i]);
+    const float shift = group_shift(top[i], request.scale);
+    const float near = is_far(shift) ? 0.0f : row_weight(logit[i], request.scale, shift);
+    const float score = group_score(top[i], sum[i], request.inverse, word[i]), rare = rare_weight(logit[i], top[i], request.scale, shift);
+    out[i] = {shift, near, rare, score, row_threshold(sum[i], word[i]), is_far(shift), is_rare(shift, near)};
+  }
 }
 """
 
@@ -110,6 +143,101 @@ def test_groups_far_apart_and_alike_are_both_fair(rule: NoiseRule) -> None:
     assert chi_square(draws_of(torch.zeros(48), 1.0, 20_000, rule).bincount(minlength=48), torch.ones(48)) > 1e-3
     uneven = torch.cat([torch.full((16,), -4.0), torch.zeros(16), torch.full((5,), -2.0)])
     assert chi_square(draws_of(uneven, 1.0, 20_000, rule, seed=9).bincount(minlength=37), uneven.softmax(0)) > 1e-3
+
+
+def scale_of(temperature: float) -> Tensor:
+    return inverse_temperature(torch.tensor([temperature])) * f32(1.44269504)
+
+
+def weights_of(members: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """The weights of [..., 16] logits, rows of one group each, and whether the groups are far [..., 1]."""
+    top = without_nan(members).amax(-1, keepdim=True)
+    shift = group_shift(top, scale_of(temperature))
+    return rare_weight(members, top, scale_of(temperature), shift), is_far(shift)
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 0.01, 0.6, 1.0, 2.0, 1e4])
+@pytest.mark.parametrize("spread", [1.0, 20.0, None], ids=["logits about 1", "logits about 20", "logits about T"])
+def test_weights_are_accurate(temperature: float, spread: float | None) -> None:
+    """Against fp64, for bf16 logits. An exponent is rounded to units of 2^-12 twice, in the shift and in the sum: 2^-12 ln 2 = 1.69e-4.
+
+    What the scale was rounded by adds up to 1.1e-5 at 2^-126, and little above 2^-30. As shares of their group the weights are as exact.
+    A group whose largest logit is further than 7e2 T from 0 has a common factor on top, as exact as top / T is in fp32.
+    """
+    generator = torch.Generator().manual_seed(0)
+    members = (torch.randn(20_000, 16, generator=generator) * (spread or 2 * temperature)).bfloat16().float()
+    weights, t = weights_of(members, temperature)[0].double(), f32(temperature)
+    top = members.amax(1, keepdim=True)
+    exact = ((members - top).double() / t).exp()
+    total, exact_total = (x.sum(1, keepdim=True) for x in (weights, exact))
+    error, share_error, near = (weights / exact - 1).abs(), (weights / total * exact_total / exact - 1).abs(), top.abs() < 7e2 * t
+    for smallest, bound in ((2.0**-30, 1.71e-4), (2.0**-125.9, 1.8e-4)):
+        assert (share_error[exact > smallest] < bound).all()
+        assert (error[near & (exact > smallest)] < bound).all()
+    assert (weights[exact < 2.0**-126.1] == 0).all()
+    common = (total.log() - exact_total.log()).abs()
+    assert (common <= 2.2e-4 + 2.0**-24 * (top.double() / t).abs()).all()
+
+
+GROUP = st.lists(st.sampled_from(HOSTILE) | st.floats(-30, 30, width=16) | st.floats(-1e8, 1e8, width=32), min_size=16, max_size=16)
+
+
+@settings(max_examples=200)
+@given(logits=GROUP, temperature=st.sampled_from(EXTREME_T[4:]))
+def test_rare_weights_are_the_weights_of_groups_that_are_not_rare(logits: list[float], temperature: float) -> None:
+    members = torch.tensor(logits).bfloat16().float()
+    top, scale = without_nan(members).max(), scale_of(temperature)
+    weights, far = weights_of(members, temperature)
+    if far:
+        assert torch.equal(weights, (members == top).float())
+        assert weights.sum() > 0
+        return
+    plain = row_weight(members, scale, group_shift(top, scale))
+    assert torch.equal(plain.isnan(), members.isnan()), "the sum says whether there is a NaN"
+    assert torch.equal(weights, plain.nan_to_num(0.0))
+    assert (weights[members == -math.inf] == 0).all()
+    if top > -math.inf:
+        assert weights[members == top].unique().item() == pytest.approx(1.0, abs=0.03)
+        assert weights.max() == weights[members == top][0]
+
+
+def test_groups_without_a_number_score_minus_infinity() -> None:
+    """Their weights sum up to 0, whose reciprocal is no number to go on with."""
+    for nothing in (-math.inf, math.nan):
+        for temperature in EXTREME_T[4:]:
+            weights, far = weights_of(torch.full((16,), nothing), temperature)
+            assert not far
+            assert (weights == 0).all()
+    words = torch.tensor([0, 1, 2**31, 2**32 - 1])
+    for inverse in (1e-4, 1.0, 1e5):
+        scores = group_score(torch.full((4,), -math.inf), torch.zeros(4), torch.tensor([inverse]), words)
+        assert scores.tolist() == [-math.inf] * 4
+        assert group_score(torch.full((4,), math.inf), torch.ones(4), torch.tensor([inverse]), words).tolist() == [math.inf] * 4
+    logits = torch.full((64,), -math.inf)
+    logits[8:16] = logits[40:48] = math.nan  # group 1
+    assert draws_of(logits, 1.0, 20, NoiseRule.GROUPS).tolist() == [0] * 20
+    logits[[16, 20]] = -1e5  # group 2
+    assert set(draws_of(logits, 1.0, 20, NoiseRule.GROUPS).tolist()) == {16, 20}
+
+
+@pytest.mark.parametrize("rule", REPEATABLE)
+@pytest.mark.parametrize("large", [1e6, 1e30, LARGEST_BF16, math.inf])
+@pytest.mark.parametrize("temperature", [1e-5, 1.0, 1e4])
+def test_large_logits(rule: NoiseRule, large: float, temperature: float) -> None:
+    logits = some_logits(80)
+    large = torch.tensor(large).bfloat16().item()
+    logits[[18, 20, 48]] = large  # of group 2
+    logits[19], logits[21] = -large, math.nan
+    drawn = draws_of(logits, temperature, 3_000, rule)
+    assert set(drawn.tolist()) <= {18, 20, 48}
+    if rule is NoiseRule.GROUPS:
+        assert chi_square(drawn.bincount(minlength=80), torch.isin(torch.arange(80), torch.tensor([18, 20, 48])).float()) > 1e-3
+    if math.isfinite(large) and (temperature <= 1 or large > 1e9):  # far: the next lower bf16, or the second next, has no chance
+        logits[20] = logits[48] = torch.tensor(large * (1 - 2.0**-7)).bfloat16().item()
+        assert (draws_of(logits, temperature, 200, rule) == 18).all()
+    logits[:] = -math.inf
+    logits[[30, 41]] = -large  # of groups 3 and 1
+    assert set(draws_of(logits, temperature, 200, rule).tolist()) <= {30, 41} | ({0} if large / temperature > 3e38 else set())
 
 
 @pytest.mark.parametrize("rule", REPEATABLE)
@@ -241,6 +369,36 @@ def twin(host_library: Callable[[str], ctypes.CDLL]) -> ctypes.CDLL:
     return host_library(TWIN)
 
 
+def test_the_cuda_functions_weigh_groups_alike(twin: ctypes.CDLL) -> None:
+    """Every function of rule GROUPS bit for bit, infinities and NaN included."""
+    generator = torch.Generator().manual_seed(4)
+    t = torch.tensor([1e-5, 0.01, 0.6, 1.0, 2.0, 1e4]).repeat_interleave(5_000)
+    size = torch.tensor([1e-4, 1.0, 30.0, 1e6])[torch.randint(4, t.shape, generator=generator)]
+    members = (torch.randn(len(t), 16, generator=generator) * size[:, None]).bfloat16().float()
+    members[:, :2] = torch.tensor([*HOSTILE, LARGEST_BF16, 1.0])[torch.randint(len(HOSTILE) + 2, (len(t), 2), generator=generator)]
+    members[::50] = torch.tensor([-math.inf, math.nan] * 8)
+    logit, top = members[:, 0].contiguous(), without_nan(members).amax(1)
+    word, inverse = torch.randint(2**32, t.shape, generator=generator), inverse_temperature(t)
+    scale = inverse * f32(1.44269504)
+    shift = group_shift(top, scale)
+    total = running_sums(rare_weight(members, top[:, None], scale[:, None], shift[:, None]))[:, -1].contiguous()
+    far = is_far(shift)
+    near = row_weight(logit, scale, shift).masked_fill(far, 0.0)
+    score = group_score(top, total, inverse, word)
+    out = np.empty(len(t), [(name, np.float32) for name in WEIGHED] + [("far", np.int32), ("is_rare", np.int32)])
+    inputs = [x.numpy() for x in (logit, top, t, total)] + [word.numpy().astype(np.uint32)]
+    twin.weigh(*(x.ctypes.data_as(ctypes.c_void_p) for x in (*inputs, out)), len(t))
+    expected = (shift, near, rare_weight(logit, top, scale, shift), score, uniform(word) * total)
+    for name, ours in zip(WEIGHED, expected, strict=True):
+        theirs = torch.from_numpy(out[name].copy())
+        assert torch.equal(theirs.isnan(), ours.isnan()), name
+        counts = top > -math.inf if name == "score" else ~ours.isnan()  # else "it means nothing"
+        assert torch.equal(theirs[counts].view(torch.int32), ours[counts].view(torch.int32)), name
+    assert np.array_equal(out["far"] != 0, far.numpy())
+    assert np.array_equal(out["is_rare"] != 0, (far | near.isnan()).numpy())
+    assert 0.1 < far.float().mean() < 0.9
+
+
 def test_the_cuda_functions_in_a_loop_draw_the_same_tokens_of_a_real_vocabulary(twin: ctypes.CDLL) -> None:
     logits = torch.stack([some_logits(20_001, i) for i in range(6)])
     temperature, seed = torch.tensor([0.6, 1.0, 2.0, 0.0, 1e4, 0.3]), torch.tensor([0, 1, -1, 7, 2**40, 3])
@@ -266,6 +424,26 @@ def test_the_gumbel_rule_in_fp64() -> None:
     assert torch.equal(draw(logits, temperature, seed, 5, 1, NoiseRule.GUMBEL)[clear], best.indices[clear, 0])
 
 
+def test_the_groups_rule_in_fp64() -> None:
+    """Against log-sum-exps, Gumbels and inverse CDFs in fp64, where these are not a close call."""
+    logits = torch.stack([some_logits(3008, i) for i in range(60)])
+    temperature, seed = torch.full((60,), 0.7), torch.arange(60)
+    gumbels, places = (
+        (noise_words(47, 5, torch.arange(60), 1, stream, seed).flatten(1).double() + 0.5) / 2**32
+        for stream in (Stream.DRAFT_GROUPS, Stream.DRAFT_PLACES)
+    )
+    rows = torch.tensor([[64 * (g // 4) + 8 * (g % 4) + 32 * half + i for half in (0, 1) for i in range(8)] for g in range(188)])
+    exponents = logits.double()[:, rows] / 0.7
+    best = (exponents.logsumexp(2) - (-torch.log1p(-gumbels)).log()).topk(2, dim=1)
+    request, group = torch.arange(60), best.indices[:, 0]
+    running = exponents[request, group].softmax(1).cumsum(1)
+    distance = places[request, group][:, None] - running
+    clear = (best.values[:, 0] - best.values[:, 1] > 1e-3) & (distance.abs().amin(1) > 1e-3)
+    assert clear.sum() > 50
+    expected = rows[group, (distance < 0).long().argmax(1)]
+    assert torch.equal(draw(logits, temperature, seed, 5, 1, NoiseRule.GROUPS)[clear], expected[clear])
+
+
 def test_running_sums_round_at_every_row() -> None:
     weights = torch.rand(500, 16, generator=torch.Generator().manual_seed(0))
     for row, sums in zip(weights.numpy(), sampling.running_sums(weights).numpy(), strict=True):
@@ -281,8 +459,8 @@ def test_a_row_whose_running_sum_equals_the_threshold_is_passed_over(monkeypatch
     logits[0, [4, 7, 9]] = 1.0
     logits = functional.pad(logits.view(2, 8), (0, 24), value=-math.inf).view(1, 64)  # rows 0 to 7 and 32 to 39: group 0
     for k, token in ((5592404, 7), (5592405, 33)):
-        word = torch.tensor([[[7, k << 9, 0, 0], [7, 0, 0, 0]]])
-        assert (uniform(word[0, 0, 1]) * 3.0).item() <= 2.0
+        word = torch.tensor([[[k << 9, 0, 0, 0]]])
+        assert (uniform(word[0, 0, 0]) * 3.0).item() <= 2.0
         monkeypatch.setattr(sampling, "noise_words", lambda *_, word=word: word)
         assert draw(logits, torch.ones(1), torch.zeros(1, dtype=torch.int64), 0, 0, NoiseRule.GROUPS).item() == token
 

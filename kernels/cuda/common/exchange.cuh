@@ -62,11 +62,11 @@ struct KeyCountPair {
     if (blockIdx.x == 0 && step + 1 < kMaxSteps) prefetch_l2(pair(step + 1, request));  // cold L2: the next pair must not come from HBM
   }
 
-  // One look at a pair: the entry that leads, and whether all CTAs have posted.
-  __device__ bool complete(int step, int request, uint64_t& leader) const {
-    uint64_t arrived;
-    load_relaxed_x2(pair(step, request), leader, arrived);
-    return static_cast<uint32_t>(arrived) >= ctas;
+  // One look at a pair: the entry that leads, and how many CTAs have posted.
+  __device__ uint32_t arrived(int step, int request, uint64_t& leader) const {
+    uint64_t count;
+    load_relaxed_x2(pair(step, request), leader, count);
+    return static_cast<uint32_t>(count);
   }
 
   __device__ static Winner winner_of(uint64_t entry) {
@@ -88,7 +88,7 @@ struct KeyCountPair {
     bool complete_now;
     do {
       WTS_COUNT_POLL(polls, step)
-      complete_now = complete(step, request, key);
+      complete_now = arrived(step, request, key) >= ctas;
       if (key != leader) {
         leader = key;
         winner = winner_of(key);

@@ -1,10 +1,11 @@
 // From random words to a drawn token. kernels/noise.py and kernels/sampling.py compute the same bits: every multiplication, addition and
-// fma below is rounded to nearest once, and nothing else happens to a number. No divisions, no branches; the functions that decide are
-// constexpr, so that tests evaluate this very code without a GPU.
+// fma below is rounded to nearest once, and nothing else happens to a number. No divisions; the functions that decide are
+// constexpr, so that tests evaluate this very code without a GPU. One instruction is the hardware's own, ex2.approx: on the 4,096 fractions
+// it is asked for, its results were recorded (exp2_table.inc), and a GPU test compares every one.
 //
 // Two rules (kernels/walk.py, NoiseRule). GUMBEL: the row with the largest logit / T + gumbel(its word). GROUPS: 16 rows are one group, of
 // 64 rows group g holds rows 8 g to 8 g + 7 and 32 + 8 g to 32 + 8 g + 7; the group with the largest log-sum-exp + gumbel(its word) wins,
-// and one uniform number picks the row inside by inverse CDF.
+// and one uniform number, from a word of its own, picks the row inside by inverse CDF.
 #pragma once
 #include <cuda/std/bit>
 #include <cuda/std/limits>
@@ -18,13 +19,14 @@ using cuda::std::int32_t;
 // Word 3 of a counter. No two streams share a word; a walk never uses the verifier's.
 enum NoiseStream : uint32_t {
   kDraftRows = 0x44520001,    // rule GUMBEL
-  kDraftGroups = 0x44520002,  // rule GROUPS
+  kDraftGroups = 0x44520002,  // rule GROUPS, which group
+  kDraftPlaces = 0x44520003,  // rule GROUPS, which of its rows
   kVerify = 0x56450001,       // reserved for a verifier that resamples
 };
 
 constexpr int kRowsPerWords = 4;    // GUMBEL: row r takes word r % 4 of index r / 4
 constexpr int kGroupRows = 16;      // GROUPS: rows of a group
-constexpr int kGroupsPerWords = 2;  // GROUPS: group g takes words 2 (g % 2), for its Gumbel, and 2 (g % 2) + 1, for its row, of index g / 2
+constexpr int kGroupsPerWords = 4;  // GROUPS: group g takes word g % 4 of index g / 4, in both of its streams
 
 // slot: the request's place in the batch, 0 to 63; step: 0 to 31; round: the launch.
 __host__ __device__ constexpr Words noise_counter(uint32_t index, uint32_t step, uint32_t slot, uint32_t round, NoiseStream stream) {
@@ -127,33 +129,23 @@ __host__ __device__ constexpr float uniform(uint32_t x) {
   return add_rn(cuda::std::bit_cast<float>((x >> 9) + 0x3F800000u), -0x1.fffffep-1f);
 }
 
-// a b + c, rounded once and clamped into [0, 1]; a NaN is 0.
-__host__ __device__ constexpr float fma_sat(float a, float b, float c) {
+// Mantissas of ex2.approx.ftz at j / 4096, recorded on an H200; at most 2 units in the last place below the exact ones.
+constexpr uint32_t kExp2Mantissas[4096] = {
+#include "common/exp2_table.inc"
+};
+
+// 2^x for x below 128 that is a multiple of 2^-12; 0 below 2^-126, where -inf is too, and NaN for a NaN.
+__host__ __device__ constexpr float exp2_units(float x) {
 #ifdef __CUDA_ARCH__
   if (!cuda::std::is_constant_evaluated()) {
-    float clamped;
-    asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(clamped) : "f"(a), "f"(b), "f"(c));
-    return clamped;
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+    return power;
   }
 #endif
-  const float sum = fma_rn(a, b, c);
-  return sum > 0.0f ? min_number(sum, 1.0f) : 0.0f;
-}
-
-constexpr float kWeightSpan = 126.0f;  // a weight is a power of two between 2^-126, the smallest that is normal, and 1
-
-// 2^(126 (t - 1)) for t in [0, 1]: integer part by rounding to units, rest by a polynomial of degree 4. Exact where 126 t is an integer,
-// relative error elsewhere below 7e-6, half of it from t, which has 24 bits. (That is 1/500 of what a bf16 logit near 1 is rounded by.)
-__host__ __device__ constexpr float exp2_weight(float t) {
-  constexpr float kShift = 0x1.8p23f - kWeightSpan;
-  const float shifted = fma_rn(t, kWeightSpan, kShift);
-  const float f = fma_rn(t, kWeightSpan, sub_rn(kShift, shifted));
-  float p = 0.009585382f;
-  p = fma_rn(p, f, 0.055906627f);
-  p = fma_rn(p, f, 0.24024038f);
-  p = fma_rn(p, f, 0.6931242f);
-  p = fma_rn(p, f, 1.0f);
-  return cuda::std::bit_cast<float>(cuda::std::bit_cast<uint32_t>(p) + (cuda::std::bit_cast<uint32_t>(shifted) << 23));
+  if (!(x >= -126.0f)) return x != x ? x : 0.0f;
+  const int32_t units = static_cast<int32_t>(x * 4096.0f) + (127 << 12);
+  return cuda::std::bit_cast<float>(static_cast<uint32_t>(units >> 12 << 23) | kExp2Mantissas[units & 4095]);
 }
 
 // 1 / x, rounded once, for x within 2^-100 and 2^100. These are the instructions of __frcp_rn, less its test for other x and the call that
@@ -173,13 +165,13 @@ __host__ __device__ constexpr float reciprocal_rn(float x) {
 struct RowTemperature {
   bool greedy;
   float inverse;  // 1 / T; 1 for greedy rows
-  float scale;    // log2(e) / (126 T): of a difference of logits, in the units of exp2_weight
+  float scale;    // log2(e) / T: from logits to exponents of 2
 
   __host__ __device__ static constexpr RowTemperature of(float temperature) {
     const bool greedy = !(temperature > 0.0f);
     const float divisor = greedy ? 1.0f : min_number(max_number(temperature, 1e-5f), 1e4f);
     const float inverse = reciprocal_rn(divisor);
-    return {greedy, inverse, mul_rn(inverse, 1.44269504f / kWeightSpan)};
+    return {greedy, inverse, mul_rn(inverse, 1.44269504f)};
   }
 };
 
@@ -188,16 +180,36 @@ __host__ __device__ constexpr float row_score(float logit, float inverse, float 
   return max_number(fma_rn(logit, inverse, noise), -cuda::std::numeric_limits<float>::infinity());
 }
 
-// GROUPS: what stands for the group's largest logit, so that differences stay finite.
-__host__ __device__ constexpr float group_top(float top) { return min_number(top, cuda::std::numeric_limits<float>::max()); }
+// GROUPS: a row's weight is 2^((logit - top) scale) with the exponent in units of 2^-12, to which the sum with 3072 rounds it, and the
+// shift before it: so it is exact up to 1.7e-4, a twentieth of what rounding a logit just above 1 to bf16 does to it. Far from 0 the shift
+// rounds all weights of a group more, in the same way: as top / T is rounded in fp32. `top` is the group's largest logit that is not NaN.
+constexpr float kWeightShift = 3072.0f;
 
-// GROUPS: the weight of a row; `top` is group_top of the largest logit that is not NaN, and has weight 1.
-__host__ __device__ constexpr float row_weight(float logit, float top, float scale) {
-  return exp2_weight(fma_sat(sub_rn(logit, top), scale, 1.0f));
+// GROUPS: what the group's rows add to their scaled logits.
+__host__ __device__ constexpr float group_shift(float top, float scale) {
+  return fma_rn(top > -cuda::std::numeric_limits<float>::infinity() ? -top : 0.0f, scale, kWeightShift);
+}
+
+// GROUPS: the weight of a row, unless the group is rare.
+__host__ __device__ constexpr float row_weight(float logit, float scale, float shift) {
+  return exp2_units(add_rn(fma_rn(logit, scale, shift), -kWeightShift));
+}
+
+// GROUPS: whether `top` is so far from 0, in exponents, that the shift has lost the logits' last digits, or is infinite.
+__host__ __device__ constexpr bool is_far(float shift) { return !(shift > -0x1p20f && shift < 0x1p20f); }
+
+// GROUPS: whether rare_weight must do for row_weight, whose weights sum up to `sum`. A NaN row makes that NaN.
+__host__ __device__ constexpr bool is_rare(float shift, float sum) { return is_far(shift) || sum != sum; }
+
+// GROUPS: the weight of a row in any group. NaN has none. Where the group is far, two logits that differ, differ by exponents of 2^12 at
+// least, since they have eight digits: all weight is the largest logit's, +inf or not.
+__host__ __device__ constexpr float rare_weight(float logit, float top, float scale, float shift) {
+  if (is_far(shift)) return logit == top ? 1.0f : 0.0f;
+  return logit != logit ? 0.0f : row_weight(logit, scale, shift);
 }
 
 // GROUPS: the score of a group from the sum of its weights in row order, top / T + log(sum) - log(E), with one logarithm for both. Where
-// `top` is -inf it means nothing: the caller's score is -inf.
+// `top` is -inf it means nothing, and the caller's score is -inf.
 __host__ __device__ constexpr float group_score(float top, float sum, float inverse, uint32_t word) {
   return fma_rn(top, inverse, -log_positive(mul_rn(exponential(word), reciprocal_rn(sum))));
 }
