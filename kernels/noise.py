@@ -56,18 +56,27 @@ def f32(value: float) -> float:
 
 
 def fma(a: Tensor, b: Tensor | float, c: Tensor | float) -> Tensor:
-    """a b + c, rounded once. A Python float must hold an fp32 value.
+    """a b + c, rounded once. A Python float must hold an fp32 value."""
+    return _fma_odd(a, b, c).float()
 
-    The product is exact in fp64. The sum is rounded to odd there, so that rounding it once more, to fp32, is the only rounding
-    that counts (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008).
-    """
+
+def fma_down(a: Tensor, b: Tensor | float, c: Tensor | float) -> Tensor:
+    """The same rounded down."""
+    exact = _fma_odd(a, b, c)
+    nearest = exact.float()
+    return torch.where(nearest.double() > exact, nearest.nextafter(torch.full_like(nearest, -torch.inf)), nearest)
+
+
+def _fma_odd(a: Tensor, b: Tensor | float, c: Tensor | float) -> Tensor:
+    """a b + c in fp64, rounded to odd, so that rounding it once more, to fp32, is the only rounding that counts (Boldo and Melquiond,
+    "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008). The product is exact there."""
     product = a.double() * (b.double() if isinstance(b, Tensor) else b)
     addend = c.double() if isinstance(c, Tensor) else c
     total = product + addend
     grown = total - product
     lost = (product - (total - grown)).add_(grown.neg_().add_(addend))
     bits = total.view(torch.int64) - (lost * total < 0).long()  # truncated
-    return bits.bitwise_or_((lost.abs_() > 0).long()).view(torch.float64).float()
+    return bits.bitwise_or_((lost.abs_() > 0).long()).view(torch.float64)
 
 
 _LOG1P = tuple(map(f32, (-0.100823656, 0.16180485, -0.17243223, 0.19906873, -0.24971229, 0.33334714, -0.5000032)))
@@ -101,8 +110,8 @@ def uniform(word: Tensor) -> Tensor:
 
 
 def exp2_units(x: Tensor) -> Tensor:
-    """2^x for x below 128 that is a multiple of 2^-12; 0 below 2^-126, where -inf is too, and NaN for a NaN."""
-    units = (x.nan_to_num().clamp(-126.0, 128.0 - 2.0**-12) * 4096.0).int() + (127 << 12)
+    """2^x for x <= 0 that is a multiple of 2^-12; 0 below -126, where -inf is too, and NaN for a NaN."""
+    units = (x.nan_to_num().clamp(-126.0, 0.0) * 4096.0).int() + (127 << 12)
     power = (units >> 12 << 23 | _exp2_mantissas(x.device)[units & 4095]).view(torch.float32)
     return power.masked_fill(x < -126.0, 0.0).masked_fill(x.isnan(), torch.nan)
 

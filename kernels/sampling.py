@@ -31,6 +31,7 @@ from kernels.noise import (
     exponential,
     f32,
     fma,
+    fma_down,
     gumbel,
     log_positive,
     noise_words,
@@ -138,8 +139,8 @@ def _draw_by_groups(logits: Tensor, draws: Draws) -> Tensor:
 
 
 def group_shift(top: Tensor, scale: Tensor) -> Tensor:
-    """GROUPS: what the rows of a group add to their scaled logits. top: its largest logit that is not NaN; scale: log2(e) / T."""
-    return fma(torch.where(top > -torch.inf, -top, 0.0), scale, _WEIGHT_SHIFT)
+    """GROUPS: what the rows of a group add to their scaled logits, rounded down: no exponent is above 0. top: its largest logit that is not NaN; scale: log2(e) / T."""
+    return fma_down(torch.where(top > -torch.inf, -top, 0.0), scale, _WEIGHT_SHIFT)
 
 
 def row_weight(logit: Tensor, scale: Tensor, shift: Tensor) -> Tensor:

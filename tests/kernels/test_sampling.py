@@ -159,7 +159,8 @@ def weights_of(members: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("temperature", [1e-5, 0.01, 0.6, 1.0, 2.0, 1e4])
 @pytest.mark.parametrize("spread", [1.0, 20.0, None], ids=["logits about 1", "logits about 20", "logits about T"])
 def test_weights_are_accurate(temperature: float, spread: float | None) -> None:
-    """Against fp64, for bf16 logits. An exponent is rounded to units of 2^-12 twice, in the shift and in the sum: 2^-12 ln 2 = 1.69e-4.
+    """Against fp64, for bf16 logits. An exponent is rounded to units of 2^-12 in the sum, and before it, down, in the shift: up to one and a half
+    units of 2^-12 ln 2 = 1.69e-4. The shift is the same for all of a group, so that their shares have half a unit each from weight and total.
 
     What the scale was rounded by adds up to 1.1e-5 at 2^-126, and little above 2^-30. As shares of their group the weights are as exact.
     A group whose largest logit is further than 7e2 T from 0 has a common factor on top, as exact as top / T is in fp32.
@@ -173,10 +174,10 @@ def test_weights_are_accurate(temperature: float, spread: float | None) -> None:
     error, share_error, near = (weights / exact - 1).abs(), (weights / total * exact_total / exact - 1).abs(), top.abs() < 7e2 * t
     for smallest, bound in ((2.0**-30, 1.71e-4), (2.0**-125.9, 1.8e-4)):
         assert (share_error[exact > smallest] < bound).all()
-        assert (error[near & (exact > smallest)] < bound).all()
+        assert (error[near & (exact > smallest)] < 1.5 * bound).all()
     assert (weights[exact < 2.0**-126.1] == 0).all()
     common = (total.log() - exact_total.log()).abs()
-    assert (common <= 2.2e-4 + 2.0**-24 * (top.double() / t).abs()).all()
+    assert (common <= 2.7e-4 + 2.0**-23 * (top.double() / t).abs()).all()
 
 
 GROUP = st.lists(st.sampled_from(HOSTILE) | st.floats(-30, 30, width=16) | st.floats(-1e8, 1e8, width=32), min_size=16, max_size=16)
@@ -197,7 +198,7 @@ def test_rare_weights_are_the_weights_of_groups_that_are_not_rare(logits: list[f
     assert torch.equal(weights, plain.nan_to_num(0.0))
     assert (weights[members == -math.inf] == 0).all()
     if top > -math.inf:
-        assert weights[members == top].unique().item() == pytest.approx(1.0, abs=0.03)
+        assert 2 ** -(2**-4) <= weights[members == top].unique().item() <= 1, "no exponent is above 0, where nothing was recorded"
         assert weights.max() == weights[members == top][0]
 
 

@@ -51,17 +51,33 @@ __host__ __device__ constexpr float add_rn(float a, float b) {
 
 __host__ __device__ constexpr float sub_rn(float a, float b) { return add_rn(a, -b); }
 
-// The product is exact in a double. The sum is rounded to odd there, so that rounding it once more, to a float, is the only rounding that
-// counts (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008).
-__host__ __device__ constexpr float fma_rn(float a, float b, float c) {
-#ifdef __CUDA_ARCH__
-  if (!cuda::std::is_constant_evaluated()) return __fmaf_rn(a, b, c);
-#endif
+// a b + c in a double, rounded to odd, so that rounding it once more, to a float, is the only rounding that counts (Boldo and Melquiond,
+// "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008). The product is exact there.
+__host__ __device__ constexpr double fma_odd(float a, float b, float c) {
   const double product = static_cast<double>(a) * static_cast<double>(b), addend = static_cast<double>(c);
   const double sum = product + addend, grown = sum - product;
   const double lost = (product - (sum - grown)) + (addend - grown);
   const uint64_t truncated = cuda::std::bit_cast<uint64_t>(sum) - (lost * sum < 0);
-  return static_cast<float>(cuda::std::bit_cast<double>(truncated | (lost < 0 || lost > 0)));
+  return cuda::std::bit_cast<double>(truncated | (lost < 0 || lost > 0));
+}
+
+__host__ __device__ constexpr float fma_rn(float a, float b, float c) {
+#ifdef __CUDA_ARCH__
+  if (!cuda::std::is_constant_evaluated()) return __fmaf_rn(a, b, c);
+#endif
+  return static_cast<float>(fma_odd(a, b, c));
+}
+
+// The same rounded down.
+__host__ __device__ constexpr float fma_rd(float a, float b, float c) {
+#ifdef __CUDA_ARCH__
+  if (!cuda::std::is_constant_evaluated()) return __fmaf_rd(a, b, c);
+#endif
+  const double exact = fma_odd(a, b, c);
+  const float nearest = static_cast<float>(exact);
+  if (!(static_cast<double>(nearest) > exact)) return nearest;
+  const uint32_t bits = cuda::std::bit_cast<uint32_t>(nearest);
+  return cuda::std::bit_cast<float>(nearest > 0.0f ? bits - 1 : nearest < 0.0f ? bits + 1 : 0x80000001u);
 }
 
 // The larger and the smaller; of a NaN and a number the number.
@@ -129,12 +145,14 @@ __host__ __device__ constexpr float uniform(uint32_t x) {
   return add_rn(cuda::std::bit_cast<float>((x >> 9) + 0x3F800000u), -0x1.fffffep-1f);
 }
 
-// Mantissas of ex2.approx.ftz at j / 4096, recorded on an H200; at most 2 units in the last place below the exact ones.
+// Mantissas of ex2.approx.ftz at exponents with fraction j / 4096 below 0, recorded on an H200; at most 2 units in the last place below the
+// exact ones. (On average 0.69 = ln 2 units, as if the hardware took the complement of a negative number for its opposite. So above 0 other
+// mantissas must be expected.)
 constexpr uint32_t kExp2Mantissas[4096] = {
 #include "common/exp2_table.inc"
 };
 
-// 2^x for x below 128 that is a multiple of 2^-12; 0 below 2^-126, where -inf is too, and NaN for a NaN.
+// 2^x for x <= 0 that is a multiple of 2^-12; 0 below -126, where -inf is too, and NaN for a NaN.
 __host__ __device__ constexpr float exp2_units(float x) {
 #ifdef __CUDA_ARCH__
   if (!cuda::std::is_constant_evaluated()) {
@@ -180,14 +198,15 @@ __host__ __device__ constexpr float row_score(float logit, float inverse, float 
   return max_number(fma_rn(logit, inverse, noise), -cuda::std::numeric_limits<float>::infinity());
 }
 
-// GROUPS: a row's weight is 2^((logit - top) scale) with the exponent in units of 2^-12, to which the sum with 3072 rounds it, and the
-// shift before it: so it is exact up to 1.7e-4, a twentieth of what rounding a logit just above 1 to bf16 does to it. Far from 0 the shift
-// rounds all weights of a group more, in the same way: as top / T is rounded in fp32. `top` is the group's largest logit that is not NaN.
+// GROUPS: a row's weight is 2^((logit - top) scale) with the exponent in units of 2^-12, to which the sum with 3072 rounds it: as a share
+// of its group it is exact up to 1.7e-4, a twentieth of what rounding a logit just above 1 to bf16 does to it. `top` is the group's largest
+// logit that is not NaN.
 constexpr float kWeightShift = 3072.0f;
 
-// GROUPS: what the group's rows add to their scaled logits.
+// GROUPS: what the group's rows add to their scaled logits. Rounded down, so that no exponent is above 0. That makes all weights of the
+// group smaller by one factor: by up to a unit, and where top / T is far from 0 by up to twice what rounding it to fp32 does.
 __host__ __device__ constexpr float group_shift(float top, float scale) {
-  return fma_rn(top > -cuda::std::numeric_limits<float>::infinity() ? -top : 0.0f, scale, kWeightShift);
+  return fma_rd(top > -cuda::std::numeric_limits<float>::infinity() ? -top : 0.0f, scale, kWeightShift);
 }
 
 // GROUPS: the weight of a row, unless the group is rare.
