@@ -41,7 +41,7 @@ class NanRule(StrEnum):
 
 
 class NoiseRule(StrEnum):
-    """How a backend draws a token of a row with temperature > 0. All draw from softmax(corrected logits / T)."""
+    """How a backend draws a token of a row with temperature > 0. All draw from softmax(corrected logits / T), GROUPS with weights exact up to 1.8e-4."""
 
     GUMBEL = "gumbel"  # one Gumbel a row; `kernels.sampling` gives the same tokens
     GROUPS = "groups"  # inverse CDF inside 16 rows, one Gumbel a group; `kernels.sampling` gives the same tokens

@@ -109,11 +109,11 @@ def excerpt(text: str, first: str, end: str) -> str:
 class Kernel:
     """What the kernel's code answers."""
 
-    library: ctypes.CDLL
+    compiled: ctypes.CDLL
 
     def ask(self, shape: Shape, what: int, member: int, tile: int = 0, step: int = 0, steps: int = 0) -> list[int]:
         out = (ctypes.c_int * 1024)()
-        return out[: self.library.ask(SHAPES.index(shape), what, member, tile, step, steps, out)]
+        return out[: self.compiled.ask(SHAPES.index(shape), what, member, tile, step, steps, out)]
 
     def place(self, shape: Shape, member: int, tile: int, step: int) -> tuple[bool, int, int, int]:
         streamed, slot, phase, index, alternates = self.ask(shape, -2, member, tile, step)
@@ -298,7 +298,7 @@ def wrong(kernel: Kernel, change: Callable[[tuple[int, ...]], tuple[int, ...] | 
             asked = super().refill(shape, member, tile, step, steps)
             return [new for old in asked if (new := change(old))] if refills else asked
 
-    return Wrong(kernel.library)
+    return Wrong(kernel.compiled)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 // From random words to a drawn token. kernels/noise.py and kernels/sampling.py compute the same bits: every multiplication, addition and
-// fma below is rounded to nearest once, and nothing else happens to a number. No divisions; the functions that decide are
+// fma below is rounded once, to nearest but for fma_rd, and nothing else happens to a number. No divisions; the functions that decide are
 // constexpr, so that tests evaluate this very code without a GPU. One instruction is the hardware's own, ex2.approx: on the 4,096 fractions
 // it is asked for, its results were recorded (exp2_table.inc), and a GPU test compares every one.
 //
@@ -48,8 +48,6 @@ __host__ __device__ constexpr float add_rn(float a, float b) {
 #endif
   return a + b;
 }
-
-__host__ __device__ constexpr float sub_rn(float a, float b) { return add_rn(a, -b); }
 
 // a b + c in a double, rounded to odd, so that rounding it once more, to a float, is the only rounding that counts (Boldo and Melquiond,
 // "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008). The product is exact there.
