@@ -376,7 +376,8 @@ struct Batched {
     wgmma_commit();
   }
 
-  // Start bringing this CTA's base logits of step 0 to L2; those of later steps follow tile by tile.
+  // Start bringing this CTA's base logits of step 0 to L2; those of later steps follow tile by tile. (All of the next step's at once, while
+  // the CTAs agree: they agree later, 98 to 104 us at 64 requests.)
   __device__ void prefetch_base(const Request& r) const {
     const int rows = min(kRows, p.vocab - static_cast<int>(blockIdx.x) * kRows) / 8 * 8;
     const uint16_t* source = p.base + r.id * p.base_request_stride + blockIdx.x * kRows;
@@ -395,7 +396,7 @@ struct Batched {
     if (r.live && member == 0 && copy == 0 && lane % kLanes == 0) prefetch_base(r);
     if (const int request = own_request(); request < p.batch)
       fetch_latent(request, static_cast<uint32_t>(max(int64_t{0}, min(p.anchor[request], static_cast<int64_t>(p.latent_vocab) - 1))));
-    publish_latents();
+    publish_latents(half);
 
     constexpr int kStride = kMembers * kTileRows;  // rows from a member's tile to its next
     const int first = local_row(member), first_row = blockIdx.x * kRows + first;
@@ -449,10 +450,8 @@ struct Batched {
           if (!more) source += p.base_step_stride;
           if (r.live && (more || step + 1 < p.steps)) {
             load_base(base, source + next * kStride, left - next * kStride, next < whole);
-            constexpr int kAhead = 2 * kCopies;
-            if (next + kAhead < whole && next + kAhead < kTiles)
-              prefetch_l2(source + (next + kAhead) * kStride + lane % kLanes * kChunkRows);
-            if (!more && next + kCopies < whole) prefetch_l2(source + (next + kCopies) * kStride + lane % kLanes * kChunkRows);
+            if (next + kCopies < whole && next + kCopies < kTiles)
+              prefetch_l2(source + (next + kCopies) * kStride + lane % kLanes * kChunkRows);
           }
         }
         // As a rule the other half has its sums by now.
@@ -473,9 +472,9 @@ struct Batched {
         for (int distance = 1; distance < kLanes; distance *= 2) entry = max(entry, __shfl_xor_sync(~0u, entry, distance));
         if (lane % kLanes == 0) smem.best[r.id][member * kCopies + copy] = entry;
       }
-      __syncthreads();
+      sync_half(half);
       agree(step);
-      publish_latents();
+      publish_latents(half);
     }
   }
 
@@ -495,10 +494,18 @@ struct Batched {
     if (lane == 0) copy_async_4(smem.latents[request] + 2 * kRank, record + 2 * kRank);
   }
 
-  // The latents that this thread fetched are there for everybody.
-  __device__ static void publish_latents() {
+  // The halves have nothing to tell each other.
+  __device__ static void sync_half(int half) {
+    if constexpr (S.halves == 1)
+      __syncthreads();
+    else
+      barrier_sync(1 + half, kThreads / 2);
+  }
+
+  // The latents that this thread fetched are there for all of its half.
+  __device__ static void publish_latents(int half) {
     copy_async_wait();
-    __syncthreads();
+    sync_half(half);
   }
 
   // The best entry of this CTA, in all lanes of the request.

@@ -61,6 +61,11 @@ __device__ inline uint64_t wgmma_operand(const void* shared, uint32_t k_bytes, u
   return __shfl_sync(~0u, low, 0) | static_cast<uint64_t>(row_bytes >> 4) << 32;
 }
 
+// 9.7.13.1: a barrier of whole warps, `threads` in all; number 0 is __syncthreads().
+__device__ inline void barrier_sync(int number, int threads) {
+  asm volatile("barrier.sync.aligned %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
 // 9.7.9.25.4.1: a bulk copy to shared memory under an L2 policy; `barrier` counts its bytes.
 __device__ inline void copy_bulk(void* shared, const void* global, uint32_t bytes, uint64_t* barrier, uint64_t policy) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
