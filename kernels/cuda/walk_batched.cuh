@@ -7,9 +7,9 @@
 // logit meet in it, base logits and corrected logits are whole sectors, and one running candidate a thread is enough. The 64 rows of A are
 // 32 requests; above that two halves of the warpgroups take 32 requests each.
 //
-// While a tile's MMAs are under way its warpgroup turns the logits of the tile before into candidates. What limits a step is how fast a
-// warp gets through its instructions, less the tensor cores (CONTRIBUTING.md, "The batched walk"): hence compile-time tiles, one choice of
-// vector or scalar loads a walk, addresses that only grow.
+// While a tile's MMAs are under way its warpgroup turns the logits of the tile before into candidates. Tensor cores, memory and the warps'
+// own instructions take about the same time, and the exchange comes on top (CONTRIBUTING.md, "The batched walk"): hence compile-time
+// tiles, one choice of vector or scalar loads a walk, addresses that only grow, halves that agree on their own.
 #pragma once
 #include <cuda/ptx>
 #include <cuda/std/bit>
@@ -494,7 +494,7 @@ struct Batched {
     if (lane == 0) copy_async_4(smem.latents[request] + 2 * kRank, record + 2 * kRank);
   }
 
-  // The halves have nothing to tell each other.
+  // A step's barrier. The halves meet at their rings only.
   __device__ static void sync_half(int half) {
     if constexpr (S.halves == 1)
       __syncthreads();
@@ -566,6 +566,7 @@ struct Batched {
       }
     __syncthreads();
     walk();
+    // The other half may still walk. But whoever has posted had read it before, and no half ends before all CTAs have posted.
     if (blockIdx.x == 0 && threadIdx.x == 0) *p.round = exchange.round + 1;
   }
 };
