@@ -80,14 +80,13 @@ struct Batched {
   static constexpr int kTiles = S.tiles / kMembers, kResident = S.resident / kMembers, kStages = S.stages / kMembers;
   static constexpr int kStreamed = kTiles - kResident;  // a step and member
   static_assert(S.tiles % kMembers == 0 && S.resident % kMembers == 0 && kTiles <= 32, "a member's tiles are the bits of a word");
-  static_assert(kStreamed ? kStages == 2 || (kStages == 1 && kStreamed <= (kTiles + 1) / 2) : kStages == 0,
-                "a stage fills while its member scores another tile: with one stage, every other tile is streamed at most");
+  static_assert(kStreamed ? kStages == 1 || kStages == 2 : kStages == 0, "only streamed tiles have stages, one or two");
 
   // Up to this many tiles a step is unrolled, so that what a tile is need not be found out. (Sampling with two halves, whose code is the
   // longest: 1.3 us a step less, but the first step 4 us more, over nine tiles.)
   static constexpr int kUnrolled = 10;
 
-  // Place of the n-th streamed tile. They stand evenly, so that their stages have time to fill.
+  // Place of the n-th streamed tile. They stand evenly, so that their stages have time to fill while others are scored.
   static constexpr bool kAlternates = kStages == 1 && kStreamed == (kTiles + 1) / 2;  // the tiles of even numbers are streamed
   __host__ __device__ static constexpr int streamed_tile(int n) {
     return kAlternates ? 2 * n : kStreamed > 1 ? n * (kTiles - 1) / (kStreamed - 1) : 0;
@@ -384,24 +383,47 @@ struct Batched {
     if (reinterpret_cast<uint64_t>(source) % 16 == 0) prefetch_bulk_l2(source, 2 * rows);
   }
 
-  __device__ void walk() {
-    const int team = __shfl_sync(~0u, threadIdx.x / 128, 0), half = team / kMembers, member = team % kMembers;
-    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    const int copy = warp / kWarpsPerCopy, first_request = half * 32 + warp % kWarpsPerCopy * 8;  // of the warp
-    const Request r = request_of(first_request + lane / kLanes);
-    const auto own = [&](int i) { return first_request < p.batch && i % kCopies == copy; };  // whether this warp scores tile i
-    const bool fills = half == S.halves - 1 && warp == 3 && lane == 0;
-    const uint64_t resident = weights_operand(member * kResident), ring = weights_operand(S.resident + member * kStages);
-    if (fills) fill_all(member);
-    if (r.live && member == 0 && copy == 0 && lane % kLanes == 0) prefetch_base(r);
-    if (const int request = own_request(); request < p.batch)
-      fetch_latent(request, static_cast<uint32_t>(max(int64_t{0}, min(p.anchor[request], static_cast<int64_t>(p.latent_vocab) - 1))));
-    publish_latents(half);
+  // Where a warp stands.
+  struct Seat {
+    int half, member, copy, lane;
+    int first_request;        // of the warp
+    bool fills;               // this thread keeps its member's ring full: one of its last warp
+    uint64_t resident, ring;  // operands: its member's first resident tile and first stage
+    Request request;          // of the thread
+  };
 
-    constexpr int kStride = kMembers * kTileRows;  // rows from a member's tile to its next
-    const int first = local_row(member), first_row = blockIdx.x * kRows + first;
-    const uint16_t* source = p.base + r.id * p.base_request_stride + first_row;  // base logits of the step
-    // How many of the member's tiles this thread loads and keeps as vectors.
+  __device__ __forceinline__ Seat seat() const {
+    const int team = __shfl_sync(~0u, threadIdx.x / 128, 0), half = team / kMembers, member = team % kMembers;
+    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, copy = warp / kWarpsPerCopy;
+    const int first_request = half * 32 + warp % kWarpsPerCopy * 8;
+    return {.half = half,
+            .member = member,
+            .copy = copy,
+            .lane = lane,
+            .first_request = first_request,
+            .fills = half == S.halves - 1 && threadIdx.x % 128 == 96,  // (from `warp` and `lane`: a spill at V = 248,320)
+            .resident = weights_operand(member * kResident),
+            .ring = weights_operand(S.resident + member * kStages),
+            .request = request_of(first_request + lane / kLanes)};
+  }
+
+  // Whether a warp scores its member's tile i.
+  __device__ __forceinline__ bool owns(const Seat& seat, int i) const { return seat.first_request < p.batch && i % kCopies == seat.copy; }
+
+  static constexpr int kStride = kMembers * kTileRows;  // rows from a member's tile to its next
+
+  // The logits of a thread, in its member's first tile and the vocabulary.
+  struct Logits {
+    int first;                    // row within the CTA
+    const uint16_t* source;       // base logits of the step
+    uint16_t* kept;               // corrected logits of the step go here
+    int whole, kept_whole, left;  // how many of its tiles are loaded and kept as vectors; rows to the end of the vocabulary
+    uint4 base[2];                // of the tile that comes next
+  };
+
+  __device__ __forceinline__ Logits logits_of(const Seat& seat) const {
+    const int first = local_row(seat.member), first_row = blockIdx.x * kRows + first;
+    const uint16_t* source = p.base + seat.request.id * p.base_request_stride + first_row;
     const int inside = max(p.vocab - first_row - kChunkDistance - kChunkRows + kStride, 0) / kStride;
     const bool base_aligned = reinterpret_cast<uint64_t>(source) % 16 == 0 && p.base_step_stride % 8 == 0;
     const bool kept_aligned =
@@ -410,71 +432,105 @@ struct Batched {
     // logits under way as well, in whose scoreboard it is counted (6 of 162 us: 64 requests, T = 1, seven steps).
     int whole = base_aligned ? inside : 0, kept_whole = kept_aligned ? inside : 0, left = p.vocab - first_row;
     asm("" : "+r"(whole), "+r"(kept_whole), "+r"(left));
-    uint4 base[2];
-    if (r.live && copy < kTiles) load_base(base, source + copy * kStride, left - copy * kStride, copy < whole);
-    for (int step = 0; step < p.steps; step++) {
-      Latents u;
-      load_latents(u, r);
-      Best best{kMinusInfinity, 0, {kNobody, kNobody, kNobody, kNobody, kNobody, kNobody, kNobody, kNobody}};
-      [[maybe_unused]] uint16_t* kept = nullptr;  // where this thread's corrected logits of the step go
-      if constexpr (S.sampling)
-        if (r.keeps) kept = p.logits + r.id * p.logits_request_stride + step * p.logits_step_stride + first_row;
-      uint32_t pairs[8];
-      const auto consider = [&](int i) {
-        if constexpr (S.sampling) {
-          if (r.keeps) keep_logits(kept + i * kStride, left - i * kStride, i < kept_whole, pairs);
-        }
-        offer(best, r, i, pairs);
-      };
-      // `streamed`: what tile i is, a constant as a rule.
-      const auto score_tile = [&](int i, auto streamed) {
-        const Place place = place_of(member, i, step, streamed);
-        if (streamed || step == 0) wait_barrier(&smem.full[place.slot], place.phase);
-        int32_t d[32];
-        // In a loop only a new descriptor, less its index, is known to be the same for all lanes (`wgmma_operand`).
-        multiply(d, u, kTiles <= kUnrolled ? (streamed ? ring : resident) + place.index * (kTileBytes / 16) : weights_operand(place.slot));
-        if (i > 0 && own(i - 1)) consider(i - 1);
-        wgmma_wait(d);
-        if (streamed && lane == 0) cuda::ptx::mbarrier_arrive(&smem.empty[place.slot - S.resident]);
-        if (own(i)) {
-          float scale[16];
-          load_scales(scale, smem.row_scale + first + i * kStride, u.scale);
-          correct(pairs, d, base, scale);
-          if constexpr (S.sampling) {
-            if (r.warp_draws && i / kCopies % kLanes == 0) draw_gumbels(r, step, member + i * kMembers);
-          }
-          // The base logits of this warp's next tile, after the last one the next step's; those of the tile after that start towards L2, a
-          // sector a lane.
-          const bool more = i + kCopies < kTiles;
-          const int next = more ? i + kCopies : copy;
-          if (!more) source += p.base_step_stride;
-          if (r.live && (more || step + 1 < p.steps)) {
-            load_base(base, source + next * kStride, left - next * kStride, next < whole);
-            if (next + kCopies < whole && next + kCopies < kTiles)
-              prefetch_l2(source + (next + kCopies) * kStride + lane % kLanes * kChunkRows);
-          }
-        }
-        // As a rule the other half has its sums by now.
-        if (streamed && fills) refill(member, i, step);
-      };
-      if constexpr (kTiles <= kUnrolled) {
-        unrolled<kTiles>([&](auto i) { score_tile(i, cuda::std::bool_constant<streams(i)>{}); });
-      } else {
-#pragma unroll 1
-        for (int i = 0; i < kTiles; i++) score_tile(i, streams(i));
+    Logits logits{first, source, nullptr, whole, kept_whole, left, {}};
+    if (seat.request.live && seat.copy < kTiles)
+      load_base(logits.base, source + seat.copy * kStride, left - seat.copy * kStride, seat.copy < whole);
+    return logits;
+  }
+
+  // The base logits of this warp's tile after i, after its last one of the next step's first; those of the tile after that start towards
+  // L2, a sector a lane.
+  __device__ __forceinline__ void load_next_base(Logits& logits, const Seat& seat, int i, int step) const {
+    const bool more = i + kCopies < kTiles;
+    const int next = more ? i + kCopies : seat.copy;
+    if (!more) logits.source += p.base_step_stride;
+    if (seat.request.live && (more || step + 1 < p.steps)) {
+      load_base(logits.base, logits.source + next * kStride, logits.left - next * kStride, next < logits.whole);
+      if (next + kCopies < logits.whole && next + kCopies < kTiles)
+        prefetch_l2(logits.source + (next + kCopies) * kStride + seat.lane % kLanes * kChunkRows);
+    }
+  }
+
+  // What a thread has found in a step.
+  struct Found {
+    Best best;
+    uint32_t pairs[8];  // corrected logits of the last tile, not yet considered
+  };
+
+  __device__ __forceinline__ void consider(Found& found, const Logits& logits, const Seat& seat, int i) const {
+    if constexpr (S.sampling) {
+      if (seat.request.keeps) keep_logits(logits.kept + i * kStride, logits.left - i * kStride, i < logits.kept_whole, found.pairs);
+    }
+    offer(found.best, seat.request, i, found.pairs);
+  }
+
+  // Tile i of a member; under its MMAs the tile before is considered. `streamed`: what it is, a constant as a rule.
+  template <class Streamed>
+  __device__ __forceinline__ void score_tile(Found& found, Logits& logits, const Seat& seat, const Latents& u, int step, int i,
+                                             Streamed streamed) const {
+    const Place place = place_of(seat.member, i, step, streamed);
+    if (streamed || step == 0) wait_barrier(&smem.full[place.slot], place.phase);
+    int32_t d[32];
+    // In a loop only a new descriptor, less its index, is known to be the same for all lanes (`wgmma_operand`).
+    multiply(d, u,
+             kTiles <= kUnrolled ? (streamed ? seat.ring : seat.resident) + place.index * (kTileBytes / 16) : weights_operand(place.slot));
+    if (i > 0 && owns(seat, i - 1)) consider(found, logits, seat, i - 1);
+    wgmma_wait(d);
+    if (streamed && seat.lane == 0) cuda::ptx::mbarrier_arrive(&smem.empty[place.slot - S.resident]);
+    if (owns(seat, i)) {
+      float scale[16];
+      load_scales(scale, smem.row_scale + logits.first + i * kStride, u.scale);
+      correct(found.pairs, d, logits.base, scale);
+      if constexpr (S.sampling) {
+        if (seat.request.warp_draws && i / kCopies % kLanes == 0) draw_gumbels(seat.request, step, seat.member + i * kMembers);
       }
-      if (own(kTiles - 1)) consider(kTiles - 1);
-      if (first_request < p.batch) {
-        const int place = chosen(r, step, member + best.tile * kMembers, best);
-        const int row = first + best.tile * kStride + place / kChunkRows * kChunkDistance + place % kChunkRows;
-        uint64_t entry = static_cast<uint64_t>(score_order(best.score)) << 16 | (kLastRow - row);
+      load_next_base(logits, seat, i, step);
+    }
+    // As a rule the other half has its sums by now.
+    if (streamed && seat.fills) refill(seat.member, i, step);
+  }
+
+  // The best of the request's four lanes, for the exchange.
+  __device__ __forceinline__ void hand_in(Best& best, const Logits& logits, const Seat& seat, int step) const {
+    const int place = chosen(seat.request, step, seat.member + best.tile * kMembers, best);
+    const int row = logits.first + best.tile * kStride + place / kChunkRows * kChunkDistance + place % kChunkRows;
+    uint64_t entry = static_cast<uint64_t>(score_order(best.score)) << 16 | (kLastRow - row);
 #pragma unroll
-        for (int distance = 1; distance < kLanes; distance *= 2) entry = max(entry, __shfl_xor_sync(~0u, entry, distance));
-        if (lane % kLanes == 0) smem.best[r.id][member * kCopies + copy] = entry;
-      }
-      sync_half(half);
+    for (int distance = 1; distance < kLanes; distance *= 2) entry = max(entry, __shfl_xor_sync(~0u, entry, distance));
+    if (seat.lane % kLanes == 0) smem.best[seat.request.id][seat.member * kCopies + seat.copy] = entry;
+  }
+
+  __device__ __forceinline__ void score_step(Logits& logits, const Seat& seat, int step) const {
+    Latents u;
+    load_latents(u, seat.request);
+    Found found{.best = {kMinusInfinity, 0, {kNobody, kNobody, kNobody, kNobody, kNobody, kNobody, kNobody, kNobody}}};
+    if constexpr (S.sampling)
+      if (seat.request.keeps)
+        logits.kept =
+            p.logits + seat.request.id * p.logits_request_stride + step * p.logits_step_stride + blockIdx.x * kRows + logits.first;
+    if constexpr (kTiles <= kUnrolled) {
+      unrolled<kTiles>([&](auto i) { score_tile(found, logits, seat, u, step, i, cuda::std::bool_constant<streams(i)>{}); });
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < kTiles; i++) score_tile(found, logits, seat, u, step, i, streams(i));
+    }
+    if (owns(seat, kTiles - 1)) consider(found, logits, seat, kTiles - 1);
+    if (seat.first_request < p.batch) hand_in(found.best, logits, seat, step);
+  }
+
+  __device__ __forceinline__ void walk() {
+    const Seat place = seat();
+    if (place.fills) fill_all(place.member);
+    if (place.request.live && place.member == 0 && place.copy == 0 && place.lane % kLanes == 0) prefetch_base(place.request);
+    if (const int request = own_request(); request < p.batch)
+      fetch_latent(request, static_cast<uint32_t>(max(int64_t{0}, min(p.anchor[request], static_cast<int64_t>(p.latent_vocab) - 1))));
+    publish_latents(place.half);
+    Logits logits = logits_of(place);
+    for (int step = 0; step < p.steps; step++) {
+      score_step(logits, place, step);
+      sync_half(place.half);
       agree(step);
-      publish_latents(half);
+      publish_latents(place.half);
     }
   }
 

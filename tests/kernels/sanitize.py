@@ -14,7 +14,7 @@ from tests.kernels.arm import FAMILIES, H200, STAGES, Arm, inputs_on_gpu
 from tests.kernels.arm import head_on_gpu as head_of
 
 FEW_SMS = replace(H200, sms=4)  # so that a small vocabulary reaches every tier
-VOCABS = (1_000, 8_001)  # all resident; every tier, and of many requests two stages a warpgroup
+VOCABS = (1_000, 8_001)  # all resident; every tier, and above 32 requests two stages a warpgroup
 ONE_STAGE = (3_501, 4_501)  # of many requests; above 32 the first streams less than every other tile
 
 

@@ -88,11 +88,11 @@ class Shape:
 
 
 def shapes() -> Iterator[Shape]:
-    """All that compile of up to eight tiles, and some larger, in turn with one half and two."""
+    """All of up to eight tiles, and some larger, in turn with one half and two."""
     for tiles in (*range(1, 9), 9, 12, 15, 32):
         few = range(tiles + 1) if tiles < 9 else (0, 2, tiles // 3, tiles // 2, (tiles + 1) // 2, tiles // 2 + 2, tiles)
         for streamed in sorted({*few}):
-            for stages in (0,) if not streamed else (1, 2) if 2 * streamed <= tiles + 1 else (2,):
+            for stages in (1, 2) if streamed else (0,):
                 yield Shape(tiles, streamed, stages, 1 + (tiles + streamed + stages) % 2)
 
 
@@ -160,14 +160,14 @@ def test_places_are_the_models(kernel: Kernel) -> None:
                 assert kernel.place(shape, member, tile, step) == shape.place(member, tile, step), (shape, tile, step)
 
 
-def test_streamed_tiles_stand_evenly_and_with_one_stage_never_side_by_side() -> None:
+def test_streamed_tiles_stand_evenly_and_side_by_side_only_if_they_are_more_than_half() -> None:
     for shape in SHAPES:
         streamed = shape.streamed_tiles
         assert len({*streamed}) == shape.streamed
         assert all(0 <= tile < shape.tiles for tile in streamed)
         gaps = [later - earlier for earlier, later in pairwise(streamed)]
         assert not gaps or max(gaps) - min(gaps) <= 1
-        assert shape.stages != 1 or all(gap >= 2 for gap in gaps), shape
+        assert shape.stages != 1 or 2 * shape.streamed > shape.tiles + 1 or all(gap >= 2 for gap in gaps), shape
 
 
 class Stuck(AssertionError):
