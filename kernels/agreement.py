@@ -14,7 +14,8 @@ A token t can be that kernel's argmax only if highest(t) > lowest(v) for all v <
 v > t. A token that is not the oracle's and passes this is a near tie; any other is a mismatch. INT8 has e = 0: bits.
 
 Rows with temperature > 0 need the noise rule and the round of the launch. GUMBEL adds noise to logit / T, monotone in the logit, so the
-bound carries over from logits to scores; GROUPS grants no near ties; of LIBRARY only the support is known: a drawn token has a logit
+bound carries over from logits to scores, and so it does for HASH, whose noise is known to `murmur.score_slack`. UNIFORM's number must lie in the
+token's share of the sum of weights for some logits within the bound, give or take CDF_SLACK. GROUPS grants no near ties; of LIBRARY only the support is known: a drawn token has a logit
 above -inf, and is 0 where no logit is.
 """
 
@@ -26,8 +27,10 @@ import torch
 from torch import Tensor
 
 from kernels.reference import ReferenceHead, check_inputs, chosen, greedy, previous_tokens
-from kernels.sampling import Draws, gumbel_scores, is_sampled
+from kernels.sampling import CDF_SLACK, Draws, gumbel_scores, hashed_scores, is_sampled, request_uniform, row_weights
 from kernels.walk import NanRule, NoiseRule, Rounding, WalkInputs
+
+_BY_SCORE = (NoiseRule.GUMBEL, NoiseRule.HASH)  # a row's score decides, and rises with its logit
 
 
 @dataclass(frozen=True)
@@ -120,25 +123,49 @@ class _Oracle:
         """[batch] whether `token` can win in a kernel whose logits lie in the interval."""
         lowest, highest = self.head.step_interval(previous, self.inputs.base_logits[:, step], self.rounding)
         nan = lowest.isnan() | highest.isnan()
-        lowest, highest = (self._scores(end.masked_fill(nan, -torch.inf), step) for end in (lowest, highest))
+        ends = tuple(end.masked_fill(nan, -torch.inf) for end in (lowest, highest))
+        lowest, highest = (self._scores(end, step, side) for end, side in zip(ends, (-1, 1), strict=True))
         inside = (token >= 0) & (token < lowest.shape[1])
         index = token.clamp(0, lowest.shape[1] - 1)[:, None]
         top = highest.gather(1, index)
         before = torch.arange(lowest.shape[1], device=token.device)[None, :] < index
         itself = torch.zeros_like(before).scatter_(1, index, True)
         possible = torch.where(before, top > lowest, top >= lowest) | itself
-        near = inside & possible.all(dim=1)
+        near = possible.all(dim=1)
         sampled = is_sampled(self.inputs.temperature)
-        if self.noise is not NoiseRule.GUMBEL:
+        if self.noise is NoiseRule.UNIFORM:
+            near = torch.where(sampled, self._within_cdf(*ends, step, index), near)
+        elif self.noise not in _BY_SCORE:
             near = near & ~sampled
+        near = near & inside
         return near & (sampled | ~nan.any(dim=1)) if self.nan_rule is NanRule.WINS else near
 
-    def _scores(self, logits: Tensor, step: int) -> Tensor:
-        """[batch, vocab] what the largest of wins: logits of greedy rows, noisy scores of rows drawn by the GUMBEL rule."""
-        if self.noise is not NoiseRule.GUMBEL:
+    def _within_cdf(self, lowest: Tensor, highest: Tensor, step: int, index: Tensor) -> Tensor:
+        """[batch] whether logits of the interval can put rule UNIFORM's number into the share of token `index` [batch, 1]."""
+        draws = Draws.of(self.inputs.temperature, self.inputs.seed, step, self.round)
+        top = highest.amax(dim=1)
+        least, most = row_weights(lowest, top, draws), row_weights(highest, top, draws)
+        before = torch.arange(lowest.shape[1], device=index.device)[None, :] < index
+        own_least, own_most = least.gather(1, index)[:, 0], most.gather(1, index)[:, 0]
+        before_least, before_most = (least * before).sum(dim=1), (most * before).sum(dim=1)
+        after_least, after_most = least.sum(dim=1) - before_least - own_least, most.sum(dim=1) - before_most - own_most
+        start = before_least / (before_least + own_most + after_most)
+        end = (before_most + own_most) / (before_most + own_most + after_least)
+        u = request_uniform(draws).double()
+        return (own_most > 0) & (start - CDF_SLACK <= u) & (u <= end + CDF_SLACK)
+
+    def _scores(self, logits: Tensor, step: int, side: int) -> Tensor:
+        """[batch, vocab] what the largest of wins: logits of greedy rows, noisy scores of rows drawn by a rule that scores every row. side:
+        -1 or 1, the end of what another platform may make of it."""
+        if self.noise not in _BY_SCORE:
             return logits
         draws = Draws.of(self.inputs.temperature, self.inputs.seed, step, self.round)
-        return torch.where(is_sampled(self.inputs.temperature)[:, None], gumbel_scores(logits, draws), logits)
+        if self.noise is NoiseRule.GUMBEL:
+            scores = gumbel_scores(logits, draws)
+        else:
+            scores, slack = hashed_scores(logits, draws)
+            scores = scores + side * slack
+        return torch.where(is_sampled(self.inputs.temperature)[:, None], scores, logits)
 
 
 def _describe(wrong: Tensor, step: int, token: Tensor, expected: Tensor, logits: Tensor, rounding: Rounding) -> str:

@@ -4,7 +4,8 @@ GUMBEL: the row with the largest logit / T + Gumbel; exact up to fp32 rounding. 
 group with the largest log-sum-exp + Gumbel wins, and inverse CDF picks the row inside. So a group needs two words and no logarithm a row.
 A row's weight costs one fma, one addition and one power of two, whose exponent is rounded to units of 2^-12 (the kernels are paid by the
 instruction): as a share of its group it is exact up to 1.8e-4, a twentieth of what rounding a logit between 1 and 2 to bf16 does to it at
-T = 1. A weight below 2^-126 of the largest is 0.
+T = 1. A weight below 2^-126 of the largest is 0. HASH and UNIFORM are rivals' rules, the same as theirs up to rounding: `kernels.agreement`
+allows what lies within `murmur.score_slack` and `CDF_SLACK`.
 
 Corner cases. T <= 0 or NaN is greedy, any other T counts within [1e-5, 1e4]. NaN and -inf logits are never drawn; among several +inf
 GUMBEL takes the first, GROUPS draws one of each group that has any and takes the first of these. In a group whose largest logit / T is
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels import murmur
 from kernels.noise import (
     BLOCK_ROWS,
     GROUP_ROWS,
@@ -43,6 +45,9 @@ _COLDEST, _HOTTEST = f32(1e-5), 1e4
 _LOG2_E = f32(1.44269504)  # exponents of 2 for one of e
 _WEIGHT_SHIFT = 3072.0  # a sum with it is rounded to units of 2^-12
 _FAR = 2.0**20  # exponents of 2
+CDF_SLACK = (
+    2.0**-15
+)  # of the whole: fp32 weights to 2^-21 or, 20 exponents below the top, 2^-18 of themselves; sums of a few hundred blocks
 _CHUNK_ELEMENTS = 1 << 18  # bounds the scratch: 2 MiB of fp64 a temporary, which a CPU's caches hold
 _GPU_CHUNKS = 64  # times that on a GPU, where a chunk costs a thousand launches, whatever its size
 
@@ -51,10 +56,11 @@ _GPU_CHUNKS = 64  # times that on a GPU, where a chunk costs a thousand launches
 class Draws:
     """Which noise a batch of requests meets: everything but the logits. Requests keep their slots when only some of them are drawn.
 
-    slot: [batch] int64 place in the launched batch; inverse: [batch] fp32 1 / T; seed: [batch] int64
+    slot: [batch] int64 place in the launched batch; temperature: [batch] fp32; inverse: [batch] fp32 1 / T; seed: [batch] int64
     """
 
     slot: Tensor
+    temperature: Tensor
     inverse: Tensor
     seed: Tensor
     step: int
@@ -63,10 +69,11 @@ class Draws:
     @classmethod
     def of(cls, temperature: Tensor, seed: Tensor, step: int, round: int) -> Draws:
         """The noise of a whole batch, [batch] fp32 temperatures and [batch] int64 seeds."""
-        return cls(torch.arange(len(seed), device=seed.device), inverse_temperature(temperature), seed, step, round)
+        slot = torch.arange(len(seed), device=seed.device)
+        return cls(slot, temperature, inverse_temperature(temperature), seed, step, round)
 
     def rows(self, at: Tensor) -> Draws:
-        return Draws(self.slot[at], self.inverse[at], self.seed[at], self.step, self.round)
+        return Draws(self.slot[at], self.temperature[at], self.inverse[at], self.seed[at], self.step, self.round)
 
     def words(self, count: int, stream: Stream) -> Tensor:
         """[batch, count, 4]"""
@@ -110,6 +117,29 @@ def gumbel_scores(logits: Tensor, draws: Draws) -> Tensor:
     return without_nan(fma(logits, draws.inverse[:, None], gumbel(words)))
 
 
+def hashed_scores(logits: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+    """[batch, vocab] fp32 logit / T + noise of `kernels.murmur`, monotone in the logit, and how far it may be off; NaN logits score -inf."""
+    noise = murmur.row_noise(draws.seed, murmur.position_of(draws.round, draws.step), logits.shape[1])
+    scores = without_nan(logits / draws.temperature[:, None] + noise)
+    return scores, murmur.score_slack(scores, noise)
+
+
+def request_uniform(draws: Draws) -> Tensor:
+    """[batch] fp32 in (0, 1]: the one word of UNIFORM, told from others of its position by the step."""
+    words = murmur.hashed_words(
+        draws.seed, murmur.position_of(draws.round, draws.step), torch.tensor([draws.step], device=draws.seed.device)
+    )
+    return murmur.uniform(words)[:, 0]
+
+
+def row_weights(logits: Tensor, top: Tensor, draws: Draws) -> Tensor:
+    """[batch, vocab] fp64 exp((logit - top) / T), top: [batch]; NaN and -inf have none, +inf has 1, beside which nothing counts."""
+    apart = (without_nan(logits).double() - top.double()[:, None]) / draws.temperature.double()[:, None]
+    return torch.where(
+        (logits == top[:, None]) & (top > -torch.inf)[:, None], 1.0, apart.nan_to_num(nan=-torch.inf, neginf=-torch.inf).exp()
+    )
+
+
 def without_nan(logits: Tensor) -> Tensor:
     """NaN becomes -inf."""
     return logits.masked_fill(logits.isnan(), -torch.inf)
@@ -117,6 +147,16 @@ def without_nan(logits: Tensor) -> Tensor:
 
 def _draw_by_rows(logits: Tensor, draws: Draws) -> Tensor:
     return gumbel_scores(logits, draws).argmax(dim=1)
+
+
+def _draw_by_hash(logits: Tensor, draws: Draws) -> Tensor:
+    return hashed_scores(logits, draws)[0].argmax(dim=1)
+
+
+def _draw_by_uniform(logits: Tensor, draws: Draws) -> Tensor:
+    running = row_weights(logits, without_nan(logits).amax(dim=1), draws).cumsum(dim=1)
+    beyond = running > request_uniform(draws).double()[:, None] * running[:, -1:]
+    return torch.where(beyond.any(dim=1), beyond.long().argmax(dim=1), running.argmax(dim=1))
 
 
 def _draw_by_groups(logits: Tensor, draws: Draws) -> Tensor:
@@ -184,4 +224,9 @@ def running_sums(weights: Tensor) -> Tensor:
     return torch.stack(sums, dim=-1)
 
 
-_RULES: dict[NoiseRule, Callable[[Tensor, Draws], Tensor]] = {NoiseRule.GUMBEL: _draw_by_rows, NoiseRule.GROUPS: _draw_by_groups}
+_RULES: dict[NoiseRule, Callable[[Tensor, Draws], Tensor]] = {
+    NoiseRule.GUMBEL: _draw_by_rows,
+    NoiseRule.GROUPS: _draw_by_groups,
+    NoiseRule.HASH: _draw_by_hash,
+    NoiseRule.UNIFORM: _draw_by_uniform,
+}

@@ -45,6 +45,8 @@ class NoiseRule(StrEnum):
 
     GUMBEL = "gumbel"  # one Gumbel a row; `kernels.sampling` gives the same tokens
     GROUPS = "groups"  # inverse CDF inside 16 rows, one Gumbel a group; `kernels.sampling` gives the same tokens
+    HASH = "hash"  # one Gumbel a row, by `kernels.murmur` up to the platforms' logarithms: vLLM's loop
+    UNIFORM = "uniform"  # inverse CDF of the whole row from one word of `kernels.murmur`, up to the sums' rounding
     LIBRARY = "library"  # torch's generator: no host twin, only the distribution is known
 
 

@@ -10,7 +10,7 @@ What differs from the original, and by how much:
   here (T = 1, all greedy: the original's values with no sampling info) and cost nothing. Prepared with sampling, `launch` derives
   them from the inputs in four tiny kernels a walk, where the original pays a few eager ones.
 - The anchor is clamped into the vocabulary by one tiny kernel a walk; the original reads it from its input ids.
-- The sampler's corner cases are defined (see `kernels.exponential_race`): a few selects on values already in registers.
+- The sampler's corner cases are defined (see `kernels.triton.exponential_race`): a few selects on values already in registers.
 - Left out: the lm_head GEMM before the walk, the confidence head, tensor parallelism.
 """
 
@@ -50,7 +50,7 @@ class SglangFolded:
         admit_limits(self.name, limits, sampling=True)
         if importlib.util.find_spec("triton") is None:
             raise Unsupported("sglang_folded needs Triton, which is not installed; run: pip install -e '.[gpu]'")
-        from kernels.exponential_race import interpreted
+        from kernels.triton.exponential_race import interpreted
 
         if markov.device.type != "cuda" and not interpreted():
             raise Unsupported(
@@ -104,7 +104,7 @@ class FoldedPrepared:
         torch.clamp(temperature, min=MIN_TEMPERATURE, out=self._temperature[:batch]).masked_fill_(greedy, 1.0)
 
     def _sample(self, logits: Tensor) -> Tensor:
-        from kernels.exponential_race import race
+        from kernels.triton.exponential_race import race
 
         batch = logits.shape[0]
         noise = self._noise[:batch].exponential_()

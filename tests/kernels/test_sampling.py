@@ -32,7 +32,7 @@ from kernels.sampling import (
 from kernels.walk import NoiseRule
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-REPEATABLE = [NoiseRule.GUMBEL, NoiseRule.GROUPS]
+REPEATABLE = [NoiseRule.GUMBEL, NoiseRule.GROUPS]  # which tell requests apart by their slot too
 LARGEST_BF16 = (2 - 2.0**-7) * 2.0**127
 WEIGHED = ["shift", "near", "rare", "score", "threshold"]  # of the twin's struct
 HOSTILE = [math.nan, math.inf, -math.inf, 0.0, -0.0, 3e38, -3e38, 1e-40]

@@ -26,7 +26,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def race(logits: torch.Tensor, temperature: list[float], greedy: list[bool], noise: torch.Tensor) -> torch.Tensor:
-    from kernels.exponential_race import race as kernel
+    from kernels.triton.exponential_race import race as kernel
 
     arguments = (logits, torch.tensor(temperature), torch.tensor(greedy).to(torch.int32), noise)
     return kernel(*(argument.to(DEVICE) for argument in arguments)).cpu()
@@ -175,8 +175,8 @@ def test_without_triton_it_explains_itself(monkeypatch: pytest.MonkeyPatch) -> N
 
 @needs_triton
 def test_on_a_cpu_without_the_interpreter_it_explains_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    import kernels.exponential_race  # noqa: F401  # so that the patch below finds it
+    import kernels.triton.exponential_race  # noqa: F401  # so that the patch below finds it
 
-    monkeypatch.setattr(sys.modules["kernels.exponential_race"], "interpreted", lambda: False)
+    monkeypatch.setattr(sys.modules["kernels.triton.exponential_race"], "interpreted", lambda: False)
     with pytest.raises(Unsupported, match="TRITON_INTERPRET=1"):
         SglangFolded(SglangFolded.Options()).prepare(MarkovHead.synthetic(8, 4), Limits(), CPU)
