@@ -38,7 +38,7 @@ class Query:
 
     measure: `median` (us a call at `steps`), `slope` (us a step), `entry` (us a call), `ratio` (the fastest arm of `against` over `variant`
     at `steps`), `sampling` (`variant` at `temperature` over its greedy walk), or `part` (us a step that `variant` takes longer than the only arm
-    of `against`).
+    of `against`). experiment: who answers, where it is not who usually does.
     """
 
     measure: str
@@ -50,10 +50,13 @@ class Query:
     temperature: float = 0.0
     l2: str = "cold"
     scope: str = "call"
+    experiment: str = ""
 
     @property
     def experiments(self) -> tuple[str, ...]:
         """Who may answer, the first choice first. A line needs many lengths; a single cell stands in the grid, and some in the lines too."""
+        if self.experiment:
+            return (self.experiment,)
         if self.measure == "part":
             return ("step_breakdown",)
         return ("step_slope",) if self.measure in ("slope", "entry") else ("walk_latency", "step_slope")

@@ -1,7 +1,8 @@
 """Numbers in README and report, rendered from the records and checked against them.
 
 A document holds blocks: `<!-- claims:NAME -->...<!-- /claims -->` in Markdown, `/* claims:NAME */.../* /claims */` in Typst.
-NAME is `summary` (the answered claims that have a title), `slopes` (the fitted lines), `latency` (the grid of walk_latency), `record` (which
+NAME is `summary` (the answered claims that have a title), `slopes` (the fitted lines), `latency` (the grid of walk_latency), `rivals` (all arms),
+`ratios` (published speed-ups and ours), `record` (which
 runs answer), or a claim id (our value, in a sentence).
 """
 
@@ -14,6 +15,8 @@ from pathlib import Path
 from analysis.answer import Answer, Records, cited
 from analysis.fits import slopes_table
 from analysis.latency import EXPERIMENT, latencies, latency_table
+from analysis.rivals import EXPERIMENT as RIVALS
+from analysis.rivals import ratio_table, ratios, rivals_table
 
 ROOT = Path(__file__).resolve().parent.parent
 # CONTRIBUTING.md is left out: it holds working notes, with numbers of trials that no published record keeps.
@@ -92,6 +95,11 @@ def _body(name: str, answers: Sequence[Answer], records: Records) -> str:
         return f"\n{slopes_table(records['step_slope'][0]) if 'step_slope' in records else 'Not measured yet.'}\n"
     if name == "latency":
         return f"\n{latency_table(latencies(records.get(EXPERIMENT, ())))}\n"
+    if name == "rivals":
+        return f"\n{rivals_table(latencies(records.get(RIVALS, ())))}\n"
+    if name == "ratios":
+        claims = [answer.claim for answer in answers]
+        return f"\n{ratio_table(ratios(claims, latencies(records.get(RIVALS, ()))))}\n"
     if name == "record":
         return ", ".join(f"{run.experiment}/{run.run_id} ({run.hardware})" for run in cited(answers)) or "not measured yet"
     for answer in answers:
@@ -99,7 +107,7 @@ def _body(name: str, answers: Sequence[Answer], records: Records) -> str:
             claim, ours = answer.claim, answer.ours
             return with_unit(f"{ours.value:{_digits(claim.unit)}}", claim.unit) if ours else "not measured yet"
     raise KeyError(
-        f"no claim and no table is called {name!r}; tables are summary, slopes, latency and record, claims stand in paper/claims.yaml."
+        f"no claim and no table is called {name!r}; tables are summary, slopes, latency, rivals, ratios and record, claims stand in paper/claims.yaml."
     )
 
 

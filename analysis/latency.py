@@ -47,12 +47,12 @@ class Latency:
     gaps: Mapping[str, str]
 
 
-def commands(device: str) -> dict[tuple[str, int], str]:
+def commands(device: str, experiment: str = EXPERIMENT) -> dict[tuple[str, int], str]:
     """The shell line that measures each of WALKS, by head and steps."""
     lines = {}
     for head, _, _ in WALKS:
         steps = [str(length) for name, _, length in WALKS if name == head]
-        line = f"python -m experiments.run experiment={EXPERIMENT} device={device} head={head} 'experiment.steps=[{','.join(steps)}]'"
+        line = f"python -m experiments.run experiment={experiment} device={device} head={head} 'experiment.steps=[{','.join(steps)}]'"
         lines.update({(head, int(length)): line for length in steps})
     return lines
 

@@ -191,6 +191,14 @@ class WalkLatency:
 
 
 @dataclass(frozen=True)
+class Rivals(WalkLatency):
+    """A walk_latency over every way to run the walk that this suite has."""
+
+    name: str = "rivals"
+    timing: Timing = Timing(rounds=5, kernel_replays=0)
+
+
+@dataclass(frozen=True)
 class ToyWalk:
     """Every number of a walk small enough to print."""
 
@@ -264,7 +272,7 @@ class Exchange:
             raise ValueError(f"ctas: from 2 to 256 CTAs can agree; got {list(self.ctas)}")
 
 
-Experiment = Smoke | StepSlope | ToyWalk | Capacity | PackingMap | Exchange | WalkLatency | Placement | StepBreakdown
+Experiment = Smoke | StepSlope | ToyWalk | Capacity | PackingMap | Exchange | WalkLatency | Placement | StepBreakdown | Rivals
 EXPERIMENTS: dict[str, type[Experiment]] = {
     "smoke": Smoke,
     "step_slope": StepSlope,
@@ -275,6 +283,7 @@ EXPERIMENTS: dict[str, type[Experiment]] = {
     "walk_latency": WalkLatency,
     "placement": Placement,
     "step_breakdown": StepBreakdown,
+    "rivals": Rivals,
 }
 
 

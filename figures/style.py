@@ -35,11 +35,19 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
     {
         "sglang_folded": Look("SGLang, default", "#222222", "s"),
         "sglang_greedy": Look("SGLang, greedy only", "#7a7a7a", "D"),
+        "sglang_markov_greedy_step": Look("SGLang, two kernels a step", "#a9a9a9", "8"),
         "vllm_addmm": Look("vLLM, addmm", "#CC79A7", "v"),
+        "vllm_loop_greedy": Look("vLLM, loop", "#8c3b6b", "H"),
+        "vllm_loop_gumbel": Look("vLLM, loop with Gumbel noise", "#b0588f", ">"),
+        "vllm_two_launch": Look("vLLM, two launches a step", "#b58fd6", "d"),
+        "vllm_inverse_cdf": Look("vLLM, inverse CDF", "#6a4fa3", "p"),
+        "vllm_int8_walk": Look("vLLM, int8 in one launch", "#E69F00", "h"),
+        "candidate_walk": Look("candidates only (approximate)", "#56B4E9", "X"),
+        "pdl_chain": Look("two chained kernels a step, int8", "#006b4e", "P"),
         "streaming_bf16": Look("one launch, streaming bf16", "#009E73", "^"),
         "streaming_int8": Look("one launch, streaming int8", "#0072B2", "<"),
         "resident": Look("one launch, resident int8", "#D55E00", "o"),
-        "reference": Look("reference", "#56B4E9", "P"),
+        "reference": Look("reference", "#00507d", "*"),
     }
 )
 # The ways to agree on a token: the chosen pair has the colour of the resident walk that uses it; families have shades of one colour.

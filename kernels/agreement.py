@@ -123,8 +123,8 @@ class _Oracle:
         """[batch] whether `token` can win in a kernel whose logits lie in the interval."""
         lowest, highest = self.head.step_interval(previous, self.inputs.base_logits[:, step], self.rounding)
         nan = lowest.isnan() | highest.isnan()
-        ends = tuple(end.masked_fill(nan, -torch.inf) for end in (lowest, highest))
-        lowest, highest = (self._scores(end, step, side) for end, side in zip(ends, (-1, 1), strict=True))
+        least, most = (end.masked_fill(nan, -torch.inf) for end in (lowest, highest))
+        lowest, highest = self._scores(least, step, -1), self._scores(most, step, 1)
         inside = (token >= 0) & (token < lowest.shape[1])
         index = token.clamp(0, lowest.shape[1] - 1)[:, None]
         top = highest.gather(1, index)
@@ -134,7 +134,7 @@ class _Oracle:
         near = possible.all(dim=1)
         sampled = is_sampled(self.inputs.temperature)
         if self.noise is NoiseRule.UNIFORM:
-            near = torch.where(sampled, self._within_cdf(*ends, step, index), near)
+            near = torch.where(sampled, self._within_cdf(least, most, step, index), near)
         elif self.noise not in _BY_SCORE:
             near = near & ~sampled
         near = near & inside

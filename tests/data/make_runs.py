@@ -146,12 +146,21 @@ def step_slope(
 GRID = {"markov_v129k": (129_280, (5,)), "markov_v152k": (151_936, (7, 16)), "markov_v248k": (248_320, (15,))}
 GRID_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 GRID_REPLICAS = 3
-GREEDY_ONLY = ("sglang_greedy", "vllm_addmm")
+GREEDY_ONLY = ("sglang_greedy", "vllm_addmm", "vllm_loop_greedy")
+SAMPLING_ONLY = ("vllm_loop_gumbel", "vllm_inverse_cdf")
+ARMS = ("sglang_folded", "sglang_greedy", "vllm_addmm", "resident")
+RIVALS = (*ARMS, "vllm_loop_greedy", *SAMPLING_ONLY, "vllm_int8_walk")
+RIVALS_TRUTH = TRUTH | {
+    "vllm_loop_greedy": (9.0, 41.3),
+    "vllm_loop_gumbel": (10.0, 49.5),
+    "vllm_inverse_cdf": (7.0, 40.1),
+    "vllm_int8_walk": (9.3, 7.3),
+}
 
 
 def grid_time(variant: str, vocab: int, steps: int, batch: int, temperature: float) -> float:
     """Us of a complete call with cold L2: a little below the lines of TRUTH at V = 151,936, one request, greedy, and growing from there."""
-    entry, slope = TRUTH[variant]
+    entry, slope = RIVALS_TRUTH[variant]
     return 0.955 * (entry + slope * steps * (1 + 0.02 * (batch - 1)) * (1.2 if temperature else 1.0)) * vocab / 151_936
 
 
@@ -162,8 +171,9 @@ def walk_latency_tables(
     temperatures: tuple[float, ...] = (0.0, 1.0),
     refused: Mapping[tuple[str, int, int, float], str] | None = None,
     factor: float = 1.0,
+    arms: tuple[str, ...] = ARMS,
 ) -> dict[str, pd.DataFrame]:
-    """samples and cells of a walk_latency run. `refused`: reasons by (variant, steps, batch, temperature); `factor` makes all walks slower."""
+    """samples and cells of a walk_latency run, or one like it. `refused`: reasons by (variant, steps, batch, temperature); `factor` makes all walks slower."""
     rng, vocab = np.random.default_rng(1), GRID[head][0]
     refused = dict(refused or {})
     samples, cells = [], []
@@ -174,11 +184,20 @@ def walk_latency_tables(
         for batch in batches
         for temperature in temperatures
     ):
-        for variant in ("sglang_folded", *GREEDY_ONLY, "resident"):
+        for variant in arms:
             if temperature and variant in GREEDY_ONLY:
                 refused[variant, length, batch, temperature] = f"{variant} is greedy only and cannot serve temperature > 0."
+            if not temperature and variant in SAMPLING_ONLY:
+                refused[variant, length, batch, temperature] = f"{variant} only samples."
             reason = refused.get((variant, length, batch, temperature), "")
-            of = {"device": "h200", "head": head, "backend": BACKENDS[variant], "variant": variant, "vocab": vocab, "rank": 256}
+            of = {
+                "device": "h200",
+                "head": head,
+                "backend": BACKENDS.get(variant, variant),
+                "variant": variant,
+                "vocab": vocab,
+                "rank": 256,
+            }
             of |= {"steps": length, "batch": batch, "temperature": temperature, "inputs": "synthetic", "replica": replica}
             status = "unsupported" if reason else "ok"
             found = {"rounding": "int8", "tokens": 2 * length * batch, "near_ties": 0, "floor_us": 1.0}
@@ -194,6 +213,12 @@ def walk_latency(root: Path, head: str, *, run_id: str = "20260101T000000Z-h200-
     """A walk_latency run on an H200 of the paper's lengths at `head`, or of a part of its grid."""
     tables = walk_latency_tables(head, grid.pop("steps", GRID[head][1]), **grid)
     return write_run(root, "walk_latency", tables, run_id=run_id, device={"spec": "h200", "name": "NVIDIA H200"})
+
+
+def rivals(root: Path, head: str, *, run_id: str = "20260101T000000Z-h200-00000000", **grid: Any) -> Path:
+    """A rivals run on an H200, likewise."""
+    tables = walk_latency_tables(head, grid.pop("steps", GRID[head][1]), arms=RIVALS, **grid)
+    return write_run(root, "rivals", tables, run_id=run_id, device={"spec": "h200", "name": "NVIDIA H200"})
 
 
 def toy_walk(root: Path, *, run_id: str = "20260101T000000Z-cpu-00000000") -> Path:
@@ -390,6 +415,8 @@ def write_results(root: Path) -> None:
     walk_latency(root, "markov_v152k", refused={("resident", 16, 64, 1.0): "no room for 64 requests of 16 steps."})
     walk_latency(root, "markov_v248k", run_id="20260101T000100Z-h200-00000001")
     walk_latency(root, "markov_v129k", run_id="20260101T000200Z-h200-00000002", temperatures=(0.0,))
+    rivals(root, "markov_v152k", batches=(1, 16, 64))
+    rivals(root, "markov_v129k", run_id="20260101T000200Z-h200-00000002", batches=(1, 64), temperatures=(1.0,))
     toy_walk(root)
     capacity(root)
     packing_map(root)
