@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from experiments import gpu
-from experiments.kernel_trace import Activity, kernel_times_us
+from experiments.kernel_trace import Activity, busy_us, windows
 from experiments.stopwatch import Reading, Replay, Shot
 from kernels.clock import ClockProbe
 from kernels.device import DeviceSpec
@@ -73,6 +73,10 @@ class CudaStopwatch:
         return self._readings(times, probe)
 
     def time_kernels(self, shots: Sequence[Shot]) -> list[Reading]:
+        probe = self.clock_probe(len(shots))
+        return self._readings([busy_us(window) for window in self.trace(shots)], probe)
+
+    def trace(self, shots: Sequence[Shot]) -> list[list[Activity]]:
         from torch.profiler import ProfilerActivity, profile
 
         probe = self.clock_probe(len(shots))
@@ -86,8 +90,7 @@ class CudaStopwatch:
             torch.cuda.synchronize()
         results = trace.profiler.kineto_results if trace.profiler else None
         on_device = [event for event in results.events() if str(event.device_type()).endswith("CUDA")] if results else []
-        activities = [Activity(event.name(), event.start_ns(), event.duration_ns()) for event in on_device]
-        return self._readings(kernel_times_us(activities, len(shots)), probe)
+        return windows([Activity(event.name(), event.start_ns(), event.duration_ns()) for event in on_device], len(shots))
 
     def _set_scene(self, shot: Shot) -> None:
         if shot.l2 == "cold":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 MARKER = "erfinv"  # part of the name of a kernel that no walk launches; one stands before and one after every replay
@@ -17,23 +17,33 @@ class Activity:
     duration_ns: int
 
 
-def kernel_times_us(activities: Iterable[Activity], windows: int) -> list[float]:
-    """The summed device time between the first and second marker, the third and fourth, and so on.
+def windows(activities: Iterable[Activity], count: int) -> list[list[Activity]]:
+    """What ran between the first and second marker, the third and fourth, and so on, in the order of its start.
 
     Raises:
-        RuntimeError: the trace does not hold `windows` windows with work in each; kernel times would then be wrong.
+        RuntimeError: the trace does not hold `count` windows with work in each; kernel times would then be wrong.
     """
-    sums: list[float] = []
+    found: list[list[Activity]] = []
     inside = False
     for activity in sorted(activities, key=lambda item: item.start_ns):
         if MARKER in activity.name:
             inside = not inside
             if inside:
-                sums.append(0.0)
+                found.append([])
         elif inside:
-            sums[-1] += activity.duration_ns / 1e3
-    if inside or len(sums) != windows or not all(sums):
+            found[-1].append(activity)
+    if inside or len(found) != count or not all(found):
         raise RuntimeError(
-            f"the profiler saw {len(sums)} replays, {sum(1 for item in sums if item)} of them with kernels, instead of {windows}"
+            f"the profiler saw {len(found)} replays, {sum(1 for item in found if item)} of them with kernels, instead of {count}"
         )
-    return sums
+    return found
+
+
+def busy_us(window: Sequence[Activity]) -> float:
+    """The summed device time of a window."""
+    return sum(activity.duration_ns for activity in window) / 1e3
+
+
+def span_us(window: Sequence[Activity]) -> float:
+    """From the start of a window's first activity to the end of its last."""
+    return (max(activity.start_ns + activity.duration_ns for activity in window) - window[0].start_ns) / 1e3

@@ -163,6 +163,20 @@ class StepBreakdown(StepSlope):
 
 
 @dataclass(frozen=True)
+class StepAnatomy(StepSlope):
+    """Which kernels a step of each arm is made of: a step_slope of two lengths, and the profiler's kernels beside it."""
+
+    name: str = "step_anatomy"
+    steps: tuple[int, ...] = (7, 15)
+    replicas: int = 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.steps) != 2:
+            raise ValueError(f"steps: what a step adds is the difference of two lengths; got {list(self.steps)}")
+
+
+@dataclass(frozen=True)
 class WalkLatency:
     """What one call costs each arm, by steps, batch and temperature: a cell's arms interleaved, every replica a fresh process.
 
@@ -272,7 +286,7 @@ class Exchange:
             raise ValueError(f"ctas: from 2 to 256 CTAs can agree; got {list(self.ctas)}")
 
 
-Experiment = Smoke | StepSlope | ToyWalk | Capacity | PackingMap | Exchange | WalkLatency | Placement | StepBreakdown | Rivals
+Experiment = Smoke | StepSlope | ToyWalk | Capacity | PackingMap | Exchange | WalkLatency | Placement | StepBreakdown | Rivals | StepAnatomy
 EXPERIMENTS: dict[str, type[Experiment]] = {
     "smoke": Smoke,
     "step_slope": StepSlope,
@@ -284,6 +298,7 @@ EXPERIMENTS: dict[str, type[Experiment]] = {
     "placement": Placement,
     "step_breakdown": StepBreakdown,
     "rivals": Rivals,
+    "step_anatomy": StepAnatomy,
 }
 
 

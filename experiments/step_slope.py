@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import cast
+from dataclasses import asdict, dataclass
+from typing import Any, cast
 
 from experiments.measure import cell_row, measure
 from experiments.outcome import Outcome, Row, Status, of_error
@@ -14,6 +14,7 @@ from experiments.replicas import Part, gather, run_replicas
 from experiments.schema import StepSlope, Variant
 from experiments.step_clocks import step_clocks
 from experiments.stopwatch import Stopwatch
+from experiments.subject import Subject
 from experiments.workload import Arm, Workload, assert_variants, cell_columns, stopwatch_for
 from kernels.device import check_live
 from kernels.walk import ClockedWalk
@@ -28,7 +29,26 @@ def run(plan: Plan) -> Outcome:
     return gather(parts, ("samples", "cells", "step_clocks"), lambda part: _lost(plan, part), ask.timing.clock_tolerance)
 
 
-def run_replica(plan: Plan, replica: int) -> Outcome:
+@dataclass(frozen=True)
+class Taken:
+    """What one process measured: all variants at all lengths, and what it takes to ask them more."""
+
+    workload: Workload
+    stopwatch: Stopwatch
+    subjects: Sequence[Subject]
+    samples: list[Row]
+    cells: list[Row]
+    notes: list[str]
+    resources: dict[str, dict[str, Any]]
+
+    @property
+    def right(self) -> list[Subject]:
+        """The subjects whose tokens were right."""
+        found = {(row["variant"], row["steps"]) for row in self.cells if row["status"] == Status.OK}
+        return [subject for subject in self.subjects if (subject.cell["variant"], subject.cell["steps"]) in found]
+
+
+def take(plan: Plan, replica: int) -> Taken:
     """All variants at all lengths, interleaved, in this process."""
     ask, config = _ask(plan), plan.config
     workload, stopwatch = Workload(config, max(ask.steps), ask.batch), stopwatch_for(config.device)
@@ -38,16 +58,23 @@ def run_replica(plan: Plan, replica: int) -> Outcome:
         try:
             arms.append(workload.prepare(variant.label, variant.backend, variant.options))
         except Exception as error:  # this variant's cells say why; the others are measured
-            cells += _failed(plan, variant, replica, *of_error(error))
+            cells += failed_cells(plan, variant, replica, *of_error(error))
     subjects = [workload.subject(arm, steps) for arm in arms for steps in ask.steps]
     measured = measure(subjects, stopwatch, ask.timing, config.seed, replica)
-    right = {(row["variant"], row["steps"]) for row in measured.cells if row["status"] == Status.OK}
-    clocked = [variant for variant in ask.variants if variant.clocked and any(label == variant.label for label, _ in right)]
-    clocks, notes = _clocks(clocked, workload, stopwatch, ask, replica)
+    resources = {arm.label: asdict(arm.prepared.resources) for arm in arms}
+    return Taken(workload, stopwatch, subjects, measured.samples, cells + measured.cells, measured.notes, resources)
+
+
+def run_replica(plan: Plan, replica: int) -> Outcome:
+    """What `take` measures, and the in-kernel clocks of the variants that have them."""
+    ask, taken = _ask(plan), take(plan, replica)
+    right = {subject.cell["variant"] for subject in taken.right}
+    clocked = [variant for variant in ask.variants if variant.clocked and variant.label in right]
+    clocks, notes = _clocks(clocked, taken.workload, taken.stopwatch, ask, replica)
     return Outcome(
-        tables={"samples": measured.samples, "cells": cells + measured.cells, "step_clocks": clocks},
-        protocol=protocol(ask.timing, stopwatch, ask.replicas, measured.notes + notes),
-        resources={arm.label: asdict(arm.prepared.resources) for arm in arms},
+        tables={"samples": taken.samples, "cells": taken.cells, "step_clocks": clocks},
+        protocol=protocol(ask.timing, taken.stopwatch, ask.replicas, taken.notes + notes),
+        resources=taken.resources,
     )
 
 
@@ -72,7 +99,8 @@ def _clocks(
     return rows, []
 
 
-def _failed(plan: Plan, variant: Variant, replica: int, status: Status, reason: str) -> list[Row]:
+def failed_cells(plan: Plan, variant: Variant, replica: int, status: Status, reason: str) -> list[Row]:
+    """The cells of a variant, at all lengths, that was not measured."""
     ask = _ask(plan)
     named = [cell_columns(plan.config, variant.label, variant.backend, steps, ask.batch) for steps in ask.steps]
     return [cell_row(columns, replica, status, reason) for columns in named]
@@ -80,4 +108,4 @@ def _failed(plan: Plan, variant: Variant, replica: int, status: Status, reason: 
 
 def _lost(plan: Plan, part: Part) -> list[Row]:
     """The cells of a replica that gave nothing."""
-    return [row for variant in _ask(plan).variants for row in _failed(plan, variant, part.replica, part.status, part.reason)]
+    return [row for variant in _ask(plan).variants for row in failed_cells(plan, variant, part.replica, part.status, part.reason)]

@@ -9,6 +9,8 @@ from typing import Protocol
 
 import torch
 
+from experiments.kernel_trace import Activity
+
 Replay = Callable[[], None]
 L2 = ("cold", "hot")
 
@@ -56,6 +58,14 @@ class Stopwatch(Protocol):
         """The sum of kernel durations inside each replay; empty where nothing can tell them apart from the call."""
         ...
 
+    def trace(self, shots: Sequence[Shot]) -> list[list[Activity]]:
+        """What ran on the device inside each replay; empty where nothing can tell.
+
+        Raises:
+            RuntimeError: the profiler did not see all of it.
+        """
+        ...
+
 
 class CpuStopwatch:
     """Wall time of a plain call."""
@@ -79,6 +89,9 @@ class CpuStopwatch:
         return [self._time(shot) for shot in shots]
 
     def time_kernels(self, shots: Sequence[Shot]) -> list[Reading]:
+        return []
+
+    def trace(self, shots: Sequence[Shot]) -> list[list[Activity]]:
         return []
 
     def _time(self, shot: Shot) -> Reading:

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from experiments.kernel_trace import Activity, kernel_times_us
+from experiments.kernel_trace import Activity, busy_us, span_us, windows
 
 MARK = "void at::native::vectorized_elementwise_kernel<4, at::native::erfinv_kernel_cuda(...)>"
 
@@ -17,7 +17,10 @@ def _trace(*names: str) -> list[Activity]:
 def test_only_what_stands_between_markers_counts() -> None:
     trace = _trace("flush 70000", "spin 50000", MARK, "gemv 3000", "copy 500", MARK, "flush 70000", MARK, "walk 30000", MARK)
     random.Random(0).shuffle(trace)  # a profiler promises no order
-    assert kernel_times_us(trace, 2) == [3.5, 30.0]
+    found = windows(trace, 2)
+    assert [[activity.name for activity in window] for window in found] == [["gemv 3000", "copy 500"], ["walk 30000"]]
+    assert [busy_us(window) for window in found] == [3.5, 30.0]
+    assert [span_us(window) for window in found] == [10.5, 30.0], "two kernels start 10 us apart"
 
 
 @pytest.mark.parametrize(
@@ -32,4 +35,4 @@ def test_only_what_stands_between_markers_counts() -> None:
 )
 def test_a_trace_that_lost_something_is_refused(names: tuple[str, ...]) -> None:
     with pytest.raises(RuntimeError, match="instead of 2"):
-        kernel_times_us(_trace(*names), 2)
+        windows(_trace(*names), 2)
