@@ -76,7 +76,10 @@ def anatomy_table(run: Run | None) -> str:
     """A Markdown table: launches, time in kernels and between them, bytes of W2 and their floor, for a step of every arm."""
     if run is None:
         return "Not measured yet."
-    rows = ["| arm | launches a step | in kernels, µs | between, µs | W2 read a step, MB | at HBM's peak, µs |", "|---|---|---|---|---|---|"]
+    rows = [
+        "| arm | launches a step | in kernels, µs | between, µs | W2 read a step, MB | at HBM's peak, µs |",
+        "|---|---|---|---|---|---|",
+    ]
     for variant, step in steps(run).items():
         idle = sum(part.time_us.value for part in step.parts if part.kernel == IDLE)
         rows.append(

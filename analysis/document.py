@@ -2,7 +2,7 @@
 
 A document holds blocks: `<!-- claims:NAME -->...<!-- /claims -->` in Markdown, `/* claims:NAME */.../* /claims */` in Typst.
 NAME is `summary` (the answered claims that have a title), `slopes` (the fitted lines), `latency` (the grid of walk_latency), `rivals` (all arms),
-`ratios` (published speed-ups and ours), `record` (which
+`ratios` (published speed-ups and ours), `anatomy` (what a step is made of), `record` (which
 runs answer), or a claim id (our value, in a sentence).
 """
 
@@ -12,6 +12,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from analysis.anatomy import EXPERIMENT as ANATOMY
+from analysis.anatomy import anatomy_table
 from analysis.answer import Answer, Records, cited
 from analysis.fits import slopes_table
 from analysis.latency import EXPERIMENT, latencies, latency_table
@@ -97,6 +99,8 @@ def _body(name: str, answers: Sequence[Answer], records: Records) -> str:
         return f"\n{latency_table(latencies(records.get(EXPERIMENT, ())))}\n"
     if name == "rivals":
         return f"\n{rivals_table(latencies(records.get(RIVALS, ())))}\n"
+    if name == "anatomy":
+        return f"\n{anatomy_table(next(iter(records.get(ANATOMY, ())), None))}\n"
     if name == "ratios":
         claims = [answer.claim for answer in answers]
         return f"\n{ratio_table(ratios(claims, latencies(records.get(RIVALS, ()))))}\n"
@@ -107,7 +111,7 @@ def _body(name: str, answers: Sequence[Answer], records: Records) -> str:
             claim, ours = answer.claim, answer.ours
             return with_unit(f"{ours.value:{_digits(claim.unit)}}", claim.unit) if ours else "not measured yet"
     raise KeyError(
-        f"no claim and no table is called {name!r}; tables are summary, slopes, latency, rivals, ratios and record, claims stand in paper/claims.yaml."
+        f"no claim and no table is called {name!r}; tables are summary, slopes, latency, rivals, ratios, anatomy and record, claims stand in paper/claims.yaml."
     )
 
 

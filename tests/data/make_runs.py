@@ -221,6 +221,39 @@ def rivals(root: Path, head: str, *, run_id: str = "20260101T000000Z-h200-000000
     return write_run(root, "rivals", tables, run_id=run_id, device={"spec": "h200", "name": "NVIDIA H200"})
 
 
+# kernel: launches and us a step of SGLang's default walk, and what the whole walk has once
+ANATOMY = {
+    "void gemv2T<bf16>(int)": (1, 33.0, 0.0),
+    "_race_in_tile": (1, 4.5, 0.0),
+    "void at::CUDAFunctor_add<f>()": (1, 2.0, 0.0),
+    "small": (2, 0.8, 3.0),
+}
+ANATOMY |= {"(between kernels)": (0, 5.5, 1.0)}
+
+
+def step_anatomy(root: Path, *, run_id: str = "20260101T000000Z-h200-00000000") -> Path:
+    """A step_anatomy run on an H200 of one arm."""
+    tables = walk_latency_tables("markov_v248k", (7, 15), (1,), (0.0,), arms=("sglang_folded",))
+    of = {"device": "h200", "head": "markov_v248k", "backend": "sglang_folded", "variant": "sglang_folded", "vocab": 248_320, "rank": 256}
+    of |= {"batch": 1, "temperature": 0.0, "inputs": "synthetic", "l2": "cold"}
+    rows = [
+        of
+        | {
+            "steps": steps,
+            "replica": replica,
+            "kernel": kernel,
+            "launches": launches * steps,
+            "time_us": (1 + 0.01 * replica) * time_us * steps + once,
+        }
+        for replica in range(GRID_REPLICAS)
+        for steps in (7, 15)
+        for kernel, (launches, time_us, once) in ANATOMY.items()
+    ]
+    device, resources = {"spec": "h200", "name": "NVIDIA H200"}, {"sglang_folded": {"streamed_bytes": 127_139_840}}
+    tables |= {"step_kernels": pd.DataFrame(rows)}
+    return write_run(root, "step_anatomy", tables, run_id=run_id, device=device, resources=resources)
+
+
 def toy_walk(root: Path, *, run_id: str = "20260101T000000Z-cpu-00000000") -> Path:
     """A three-step walk of a random toy head, V = 12, r = 4, on the CPU."""
     rng = np.random.default_rng(3)
@@ -417,6 +450,7 @@ def write_results(root: Path) -> None:
     walk_latency(root, "markov_v129k", run_id="20260101T000200Z-h200-00000002", temperatures=(0.0,))
     rivals(root, "markov_v152k", batches=(1, 16, 64))
     rivals(root, "markov_v129k", run_id="20260101T000200Z-h200-00000002", batches=(1, 64), temperatures=(1.0,))
+    step_anatomy(root)
     toy_walk(root)
     capacity(root)
     packing_map(root)

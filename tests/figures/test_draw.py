@@ -114,7 +114,7 @@ def test_an_unknown_device_says_which_there_are(capsys: pytest.CaptureFixture[st
     with pytest.raises(SystemExit) as stop:
         main(["--device", "h999"])
     assert stop.value.code == 2
-    assert "no device h999; there are b200, cpu, h100, h200\n" in capsys.readouterr().err
+    assert "no device h999; there are b200, b300, cpu, h100, h200\n" in capsys.readouterr().err
 
 
 def test_an_unknown_number_says_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
