@@ -17,13 +17,18 @@ PART = tl.constexpr(4096)
 
 
 @triton.jit
-def _first_best(value, token):
-    """The value that wins in a block, and the lowest of its tokens. Padding lanes are -inf with tokens above all others."""
+def _best(value):
+    """The value that wins in a block: NaN if there is one."""
     nan = value != value
-    any_nan = tl.max(nan.to(tl.int32), axis=0) != 0
     top = tl.max(tl.where(nan, float("-inf"), value), axis=0)
-    wins = tl.where(any_nan, nan, value == top)
-    return tl.where(any_nan, float("nan"), top), tl.min(tl.where(wins, token, 2147483647), axis=0)
+    return tl.where(tl.max(nan.to(tl.int32), axis=0) != 0, float("nan"), top)
+
+
+@triton.jit
+def _first(best, value, token):
+    """The lowest token that has the best value. Padding lanes are -inf with tokens above all others."""
+    wins = tl.where(best == best, value == best, value != value)
+    return tl.min(tl.where(wins, token, 2147483647), axis=0)
 
 
 @triton.jit
@@ -32,10 +37,10 @@ def _best_in_part(logits, part_value, part_token, stride, vocab):
     row, part = tl.program_id(0), tl.program_id(1)
     token = part * PART + tl.arange(0, PART)
     logit = tl.load(logits + row.to(tl.int64) * stride + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
-    value, winner = _first_best(logit, token)
+    best = _best(logit)
     slot = row * tl.num_programs(1) + part
-    tl.store(part_value + slot, value)
-    tl.store(part_token + slot, winner)
+    tl.store(part_value + slot, best)
+    tl.store(part_token + slot, _first(best, logit, token))
 
 
 @triton.jit
@@ -46,8 +51,7 @@ def _best_of_parts(part_value, part_token, out, parts, BLOCK: tl.constexpr):
     inside = part < parts
     value = tl.load(part_value + row * parts + part, mask=inside, other=float("-inf"))
     token = tl.load(part_token + row * parts + part, mask=inside, other=2147483647)
-    _, winner = _first_best(value, token)
-    tl.store(out + row, winner.to(tl.int64))
+    tl.store(out + row, _first(_best(value), value, token).to(tl.int64))
 
 
 def greedy_argmax(logits: Tensor) -> Tensor:
@@ -59,6 +63,6 @@ def greedy_argmax(logits: Tensor) -> Tensor:
     value = torch.empty(batch, parts, dtype=torch.float32, device=logits.device)
     token = torch.empty_like(value, dtype=torch.int32)
     out = torch.empty(batch, dtype=torch.int64, device=logits.device)
-    _best_in_part[(batch, parts)](logits, value, token, logits.stride(0), vocab, num_warps=8)
+    _best_in_part[(batch, parts)](logits, value, token, logits.stride(0), vocab, num_warps=8)  # type: ignore[call-arg]  # the launcher's
     _best_of_parts[(batch,)](value, token, out, parts, BLOCK=triton.next_power_of_2(parts))
     return out

@@ -9,6 +9,8 @@ Importing this module needs Triton; on CPU tensors also TRITON_INTERPRET=1 befor
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -64,6 +66,7 @@ def greedy_step(previous: Tensor, base: Tensor, w1: Tensor, w2: Tensor) -> Tenso
     score = torch.empty(batch, tiles, dtype=torch.float32, device=base.device)
     token = torch.empty_like(score, dtype=torch.int32)
     out = torch.empty(batch, dtype=torch.int64, device=base.device)
-    _best_in_tile[(batch, tiles)](previous, w1, w2, base, score, token, base.stride(0), vocab, RANK=w2.shape[1])
+    rank: Any = w2.shape[1]  # Triton makes a constexpr of an int
+    _best_in_tile[(batch, tiles)](previous, w1, w2, base, score, token, base.stride(0), vocab, RANK=rank)
     _best_of_tiles[(batch,)](score, token, out, tiles, BLOCK=triton.next_power_of_2(tiles))
     return out
