@@ -4,8 +4,8 @@ Stands for: `_sample_sequential` of vLLM's `v1/worker/gpu/spec_decode/dspark/spe
 and the newer `v1/worker/gpu/sample/greedy_argmax.py`. A step is six launches: W1 row gather, bf16 linear, bf16 add with the strided slice
 of the base logits, two for the argmax (one below 4096 tokens, where vLLM takes torch's), a copy into the draft tokens. No corrected logits are kept.
 
-Left out: the lm_head GEMM before the walk, the LogitsProcessor's checks, the map from a reduced draft vocabulary. Added: one tiny kernel a walk that
-clamps the anchor into the vocabulary; the original reads it from its input ids.
+Left out: the lm_head GEMM before the walk, the LogitsProcessor's checks, the map from a reduced draft vocabulary. Added: one tiny kernel a
+walk that clamps the anchor into the vocabulary; the original reads it from its input ids.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """vLLM's draft loop, probabilistic: bias GEMM, tensor add, and a seeded Gumbel draw that also caches the logits.
 
 Stands for: `_sample_sequential` of vLLM's `v1/worker/gpu/spec_decode/dspark/speculator.py` with draft_sample_method=probabilistic, and
-`gumbel_sample` of `v1/worker/gpu/sample/gumbel.py` in its newer revision, whose noise is MurmurHash3 of (seed, position, token). A step is seven launches: W1 row gather, bf16
-linear, bf16 add with the strided slice of the base logits, the block kernel, an argmax over blocks and a gather, a copy into the draft tokens.
+`gumbel_sample` of `v1/worker/gpu/sample/gumbel.py` in its newer revision, whose noise is MurmurHash3 of (seed, position, token). A step is
+seven launches: W1 row gather, bf16 linear, bf16 add with the strided slice of the base logits, the block kernel, an argmax over blocks and a
+gather, a copy into the draft tokens.
 The corrected logits of all rows, greedy ones too, go to the cache before the temperature: `out.logits` if there is one, else a static
 buffer. Nothing is copied after the loop.
 
