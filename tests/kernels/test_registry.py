@@ -13,7 +13,17 @@ from kernels import registry
 from kernels.registry import backends, create, get, register
 from kernels.walk import NanRule, Rounding
 
-EXPECTED = ["reference", "resident_sm90", "sglang_folded", "sglang_greedy", "streaming_sm90", "vllm_addmm"]
+EXPECTED = [
+    "reference",
+    "resident_sm90",
+    "sglang_folded",
+    "sglang_greedy",
+    "sglang_markov_greedy_step",
+    "streaming_sm90",
+    "vllm_addmm",
+    "vllm_loop_greedy",
+    "vllm_loop_gumbel",
+]
 ARCHS = {"cpu", "cuda", "sm_90a", "sm_100a"}
 
 

@@ -19,7 +19,9 @@ TORCH_ARMS = ["sglang_greedy", "vllm_addmm"]
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="needs Triton; install it with: pip install -e '.[gpu]'"
 )
-ARMS = [*TORCH_ARMS, pytest.param("sglang_folded", marks=needs_triton)]
+TRITON_ARMS = ["sglang_folded", "sglang_markov_greedy_step", "vllm_loop_greedy"]
+ARMS = [*TORCH_ARMS, *(pytest.param(name, marks=needs_triton) for name in TRITON_ARMS)]
+GREEDY_ARMS = [*TORCH_ARMS, "sglang_markov_greedy_step", "vllm_loop_greedy"]
 CPU = load("cpu")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on a GPU machine Triton compiles and takes no CPU tensors
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")  # numpy talks about the NaN that the interpreter makes
@@ -114,14 +116,14 @@ def test_refusals(name: str) -> None:
         prepared.launch(inputs, Draft.like(synthetic_inputs(8, 2, 2)))
 
 
-@pytest.mark.parametrize("name", TORCH_ARMS)
+@pytest.mark.parametrize("name", GREEDY_ARMS)
 def test_greedy_arms_do_not_sample(name: str) -> None:
     with pytest.raises(Unsupported, match="greedy only"):
         create(name).prepare(MarkovHead.synthetic(8, 4), Limits(sampling=True), CPU)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", [*TORCH_ARMS, "sglang_folded"])
+@pytest.mark.parametrize("name", [*TORCH_ARMS, *TRITON_ARMS])
 @pytest.mark.parametrize(("vocab", "steps", "batch"), [(151_936, 16, 1), (10_007, 7, 3)])
 def test_graph_replay_on_the_gpu(name: str, vocab: int, steps: int, batch: int) -> None:
     head = MarkovHead.synthetic(vocab, 256, 0, "cuda")
