@@ -6,27 +6,26 @@ done on the bits and matrices are widened first, which changes no product. On a 
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
+from triton import jit, knobs
 
-INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+INTERPRETED = tl.constexpr(knobs.runtime.interpret)
 
 
-@triton.jit
+@jit
 def rounded(x):
     """fp32 to the nearest bf16, ties to even."""
+    nearest = x.to(tl.bfloat16)
     if INTERPRETED:
         bits = x.to(tl.uint32, bitcast=True)
-        nearest = tl.where(x == x, bits + 0x7FFF + ((bits >> 16) & 1), bits | 0x400000)
-        return (nearest >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
-    else:
-        return x.to(tl.bfloat16)
+        bits = tl.where(x == x, bits + 0x7FFF + ((bits >> 16) & 1), bits | 0x400000)
+        nearest = (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    return nearest
 
 
-@triton.jit
+@jit
 def product(a, b):
     """Matrix product of bf16 a [m, k] and b [k, n], summed in fp32."""
     if INTERPRETED:
-        return tl.dot(a.to(tl.float32), b.to(tl.float32))
-    else:
-        return tl.dot(a, b)
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b)

@@ -9,6 +9,7 @@ Importing this module needs Triton; on CPU tensors also TRITON_INTERPRET=1 befor
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -38,7 +39,7 @@ class Blocks:
 
     @classmethod
     def empty(cls, batch: int, vocab: int, device: torch.device) -> Blocks:
-        shape = (batch, triton.cdiv(vocab, BLOCK.value))
+        shape = (batch, -(-vocab // BLOCK.value))
         top, mass = torch.empty(shape, device=device), torch.empty(shape, device=device)
         return cls(top, mass, torch.empty(shape, dtype=torch.int32, device=device))
 
@@ -136,26 +137,16 @@ def finish_step(
     rounds: [1] int64, read; tokens: [batch, steps] int64, column `step` is written; w1: [.., rank] bf16, contiguous; latents: [batch, rank]
     bf16, contiguous, takes the winners' rows of w1 unless this is the last step.
     """
-    base, count, rank = inputs.base_logits, triton.cdiv(inputs.vocab, BLOCK.value), w1.shape[1]
+    base, count, rank = inputs.base_logits, -(-inputs.vocab // BLOCK.value), w1.shape[1]
+    constants: dict[str, Any] = {
+        "BLOCKS": triton.next_power_of_2(count),
+        "RANK": triton.next_power_of_2(rank),
+        "MORE": step + 1 < inputs.steps,
+    }
     kept = (cache, cache.stride(0), cache.stride(1), blocks.top, blocks.mass, blocks.token, inputs.temperature)
     _add_and_weigh[(count, inputs.batch)](base, base.stride(0), base.stride(1), bias, *kept, inputs.vocab, step)
-    _select[(inputs.batch,)](
-        *kept,
-        inputs.seed,
-        rounds,
-        tokens,
-        tokens.stride(0),
-        tokens.stride(1),
-        w1,
-        latents,
-        inputs.vocab,
-        rank,
-        count,
-        step,
-        BLOCKS=triton.next_power_of_2(count),
-        RANK=triton.next_power_of_2(rank),
-        MORE=step + 1 < inputs.steps,
-    )
+    out = (tokens, tokens.stride(0), tokens.stride(1))
+    _select[(inputs.batch,)](*kept, inputs.seed, rounds, *out, w1, latents, inputs.vocab, rank, count, step, **constants)
 
 
 def interpreted() -> bool:
