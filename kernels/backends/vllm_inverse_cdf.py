@@ -1,15 +1,17 @@
 """vLLM's walk with two fused kernels behind the bias GEMM; sampled tokens are drawn by inverse CDF instead of Gumbel-max.
 
-Stands for: vLLM pull request 64442 (open), opt-in there as `dspark_fused_markov`. Its text was read, its kernels were not seen. A step is three launches: the cuBLAS
-GEMM of the bias; a kernel that adds the base logits (fp32 sum, rounded once to bf16), writes the draft-logits cache for every row and keeps the
-maximum and exp-sum of each block of the vocabulary; a kernel with one program a request that draws one uniform, picks a block by
-the prefix sum of the masses and a token inside it from the same fp32 weights, and writes the token's W1 row into the next GEMM's input.
+Stands for: vLLM pull request 64442 (at b195a3bc7abd), opt-in there as `dspark_fused_markov`. Its text was read, its kernels were not seen.
+A step is three launches: the cuBLAS GEMM of the bias; a kernel that adds the base logits (fp32 sum, rounded once to bf16), writes the
+draft-logits cache for every row and keeps the maximum and exp-sum of each block of the vocabulary; a kernel with one program a request that
+draws one uniform, picks a block by the prefix sum of the masses and a token inside it from the same fp32 weights, and writes the token's
+W1 row into the next GEMM's input.
 Rows with T <= 0 or NaN take the first of their largest logits.
 
 What is ours where the text is silent: blocks of 1,024 tokens; the uniform is the word of vLLM's hashed noise with the
 step in the row's place; a block's argmax is kept for greedy rows instead of its exp-sum; no latent is fetched after the last step.
 What differs from the original:
-- The original reads positions from its inputs; here a counter of launches stands for the context (`kernels.murmur`), and one tiny kernel a walk raises it.
+- The original reads positions from its inputs; here a counter of launches stands for the context (`kernels.murmur`), and one tiny kernel a
+  walk raises it.
 - Two tiny kernels before the loop clamp the anchor and gather its W1 row; the original's loop gathers it too.
 - Left out: the lm_head GEMM, draft top-k, inert rows of the request table.
 Without sampling the original keeps vLLM's loop, and so must you.

@@ -1,7 +1,7 @@
 """vLLM's fused walk for Kimi-K3: two launches a step, the bias product on the tensor cores inside the first.
 
-Stands for: vLLM's `models/kimi_k3/nvidia/specialized_decode/drafter/markov.py`, as its API page describes it; the page quotes the host code, not the
-kernels. A step is two launches. The first has a program for every 256 tokens and 16 requests: it gathers the requests' W1 rows, streams
+Stands for: vLLM's `models/kimi_k3/nvidia/specialized_decode/drafter/markov.py`, as its API page describes it; the page
+quotes the host code, not the kernels. A step is two launches. The first has a program for every 256 tokens and 16 requests: it gathers the requests' W1 rows, streams
 W2 in tiles of [64, rank] through the tensor cores (fp32 sums), rounds bias and sum to bf16 as vLLM's loop does, writes the
 draft-logits cache and keeps each request's best key in its part. The second takes the first of the largest parts. Four warps and two
 stages, as there.

@@ -1,7 +1,7 @@
 """Two Triton kernels that end a step after its bias GEMM: add, keep, weigh by blocks; then draw one token a request by inverse CDF.
 
-Source: the text of vLLM pull request 64442; the kernels themselves were not seen. A weight is exp((l - top) / T) of the kept bf16 logits l, with the block's own top, so
-no sum overflows. NaN and -inf have no weight; +inf has 1, beside which nothing finite counts. A row without any weight gives token 0.
+Source: the text of vLLM pull request 64442; the kernels themselves were not seen. A weight is exp((l - top) / T) of the kept bf16 logits l,
+with the block's own top, so no sum overflows. NaN and -inf have no weight; +inf has 1, beside which nothing finite counts. A row without any weight gives token 0.
 
 Importing this module needs Triton; on CPU tensors also TRITON_INTERPRET=1 before the first import of Triton.
 """
@@ -30,7 +30,8 @@ _NOWHERE = tl.constexpr(2147483647)  # above every place
 class Blocks:
     """What kernel 1 tells kernel 2 of every block of the vocabulary, each [max_batch, blocks].
 
-    top: fp32, its largest logit that is not NaN; mass: fp32, the sum of its weights (sampled rows); token: int32, where its top first stands (greedy rows)
+    top: fp32, its largest logit that is not NaN; mass: fp32, the sum of its weights (sampled rows); token: int32, where its top first stands
+    (greedy rows)
     """
 
     top: Tensor

@@ -1,8 +1,8 @@
 """Two Triton kernels a step, no GEMM call: score a part of the vocabulary for 16 requests on the tensor cores, then take the best part.
 
-Source: vLLM's `models/kimi_k3/nvidia/specialized_decode/drafter/markov.py`, as its API page describes and quotes it; the page does not quote the kernels.
-A key is the rounded logit, or logit / T + hashed noise where T > 0. NaN keys count as -inf. The first of the largest keys wins; a row in which every
-key is -inf gives token 0.
+Source: vLLM's `models/kimi_k3/nvidia/specialized_decode/drafter/markov.py`, as its API page describes it; the page quotes the
+host code, not the kernels. A key is the rounded logit, or logit / T + hashed noise where T > 0. NaN keys count as -inf. The first of the
+largest keys wins; a row in which every key is -inf gives token 0.
 
 Importing this module needs Triton; on CPU tensors also TRITON_INTERPRET=1 before the first import of Triton.
 """

@@ -19,7 +19,7 @@ TORCH_ARMS = ["sglang_greedy", "vllm_addmm"]
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="needs Triton; install it with: pip install -e '.[gpu]'"
 )
-ARMS = [*TORCH_ARMS, pytest.param("sglang_folded", marks=needs_triton)]
+ARMS = [*TORCH_ARMS, *(pytest.param(name, marks=needs_triton) for name in ("sglang_folded", "vllm_two_launch"))]
 CPU = load("cpu")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on a GPU machine Triton compiles and takes no CPU tensors
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")  # numpy talks about the NaN that the interpreter makes
@@ -94,7 +94,7 @@ class OtherHead:
 
 @pytest.mark.parametrize("name", ARMS)
 def test_refusals(name: str) -> None:
-    head, inputs = MarkovHead.synthetic(8, 4, device=DEVICE), synthetic_inputs(8, 3, 2, device=DEVICE)
+    head, inputs = MarkovHead.synthetic(8, 16, device=DEVICE), synthetic_inputs(8, 3, 2, device=DEVICE)
     with pytest.raises(Unsupported, match=r"'markov' head only; got 'gated'"):
         create(name).prepare(OtherHead(), Limits(), CPU)
     with pytest.raises(Unsupported, match="at least 1; got 0 and 16"):
@@ -121,7 +121,7 @@ def test_greedy_arms_do_not_sample(name: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", [*TORCH_ARMS, "sglang_folded"])
+@pytest.mark.parametrize("name", [*TORCH_ARMS, "sglang_folded", "vllm_two_launch"])
 @pytest.mark.parametrize(("vocab", "steps", "batch"), [(151_936, 16, 1), (10_007, 7, 3)])
 def test_graph_replay_on_the_gpu(name: str, vocab: int, steps: int, batch: int) -> None:
     head = MarkovHead.synthetic(vocab, 256, 0, "cuda")

@@ -1,4 +1,4 @@
-"""vLLM's inverse CDF walk: the twin's draws, the loop's greedy tokens, kept logits, corner cases, what it refuses; on the GPU launches and graphs."""
+"""vLLM's inverse CDF walk: the twin's draws, the loop's greedy tokens, kept logits, corner cases, refusals; on the GPU launches and graphs."""
 
 from __future__ import annotations
 
