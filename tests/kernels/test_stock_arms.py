@@ -19,7 +19,7 @@ TORCH_ARMS = ["sglang_greedy", "vllm_addmm"]
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="needs Triton; install it with: pip install -e '.[gpu]'"
 )
-TRITON_ARMS = ["sglang_folded", "sglang_markov_greedy_step", "vllm_loop_greedy"]
+TRITON_ARMS = ["sglang_folded", "sglang_markov_greedy_step", "vllm_loop_greedy", "vllm_two_launch"]
 ARMS = [*TORCH_ARMS, *(pytest.param(name, marks=needs_triton) for name in TRITON_ARMS)]
 GREEDY_ARMS = [*TORCH_ARMS, "sglang_markov_greedy_step", "vllm_loop_greedy"]
 CPU = load("cpu")
@@ -96,7 +96,7 @@ class OtherHead:
 
 @pytest.mark.parametrize("name", ARMS)
 def test_refusals(name: str) -> None:
-    head, inputs = MarkovHead.synthetic(8, 4, device=DEVICE), synthetic_inputs(8, 3, 2, device=DEVICE)
+    head, inputs = MarkovHead.synthetic(8, 16, device=DEVICE), synthetic_inputs(8, 3, 2, device=DEVICE)
     with pytest.raises(Unsupported, match=r"'markov' head only; got 'gated'"):
         create(name).prepare(OtherHead(), Limits(), CPU)
     with pytest.raises(Unsupported, match="at least 1; got 0 and 16"):

@@ -1,0 +1,21 @@
+"""Which kernels, copies and fills a walk puts on the GPU, in their order."""
+
+from __future__ import annotations
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from kernels.walk import Draft, PreparedWalk, WalkInputs
+
+
+def kernel_names(walk: PreparedWalk, inputs: WalkInputs) -> list[str]:
+    """Of one launch, after another that compiled what had to be."""
+    draft = Draft.like(inputs)
+    walk.launch(inputs, draft)
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+        walk.launch(inputs, draft)
+        torch.cuda.synchronize()
+    results = trace.profiler.kineto_results if trace.profiler else None
+    on_device = [event for event in results.events() if str(event.device_type()).endswith("CUDA")] if results else []
+    return [event.name() for event in sorted(on_device, key=lambda event: event.start_ns())]
