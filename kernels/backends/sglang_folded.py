@@ -16,7 +16,6 @@ What differs from the original, and by how much:
 
 from __future__ import annotations
 
-import importlib.util
 from typing import ClassVar
 
 import torch
@@ -27,7 +26,8 @@ from kernels.admission import admit_head, admit_limits, admit_walk
 from kernels.device import DeviceSpec
 from kernels.heads.markov import MarkovHead
 from kernels.registry import register
-from kernels.walk import Draft, Head, Limits, NanRule, NoOptions, Resources, Rounding, Unsupported, WalkInputs
+from kernels.triton.admission import admit_triton
+from kernels.walk import Draft, Head, Limits, NanRule, NoOptions, Resources, Rounding, WalkInputs
 
 MIN_TEMPERATURE = 1e-5
 
@@ -48,14 +48,7 @@ class SglangFolded:
     def prepare(self, head: Head, limits: Limits, device: DeviceSpec) -> FoldedPrepared:
         markov = admit_head(self.name, head, MarkovHead)
         admit_limits(self.name, limits, sampling=True)
-        if importlib.util.find_spec("triton") is None:
-            raise Unsupported("sglang_folded needs Triton, which is not installed; run: pip install -e '.[gpu]'")
-        from kernels.triton.exponential_race import interpreted
-
-        if markov.device.type != "cuda" and not interpreted():
-            raise Unsupported(
-                f"sglang_folded on {markov.device} needs Triton's interpreter; set TRITON_INTERPRET=1 before starting Python."
-            )
+        admit_triton(self.name, markov.device)
         return FoldedPrepared(markov, limits)
 
 

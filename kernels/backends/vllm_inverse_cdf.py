@@ -19,7 +19,6 @@ Without sampling the original keeps vLLM's loop, and so must you.
 
 from __future__ import annotations
 
-import importlib.util
 from typing import ClassVar
 
 import torch
@@ -30,6 +29,7 @@ from kernels.heads.markov import MarkovHead
 from kernels.murmur import ROUND_TOKENS
 from kernels.philox import MASK
 from kernels.registry import register
+from kernels.triton.admission import admit_triton
 from kernels.walk import Draft, Head, Limits, NanRule, NoiseRule, NoOptions, Resources, Rounding, Unsupported, WalkInputs
 
 
@@ -53,14 +53,7 @@ class VllmInverseCdf:
             raise Unsupported("vllm_inverse_cdf is for sampled drafts only, as the original; greedy ones are backend=vllm_loop_greedy.")
         if limits.max_steps > ROUND_TOKENS:
             raise Unsupported(f"vllm_inverse_cdf has noise for {ROUND_TOKENS} steps; got max_steps {limits.max_steps}.")
-        if importlib.util.find_spec("triton") is None:
-            raise Unsupported("vllm_inverse_cdf needs Triton, which is not installed; run: pip install -e '.[gpu]'")
-        from kernels.triton.inverse_cdf import interpreted
-
-        if markov.device.type != "cuda" and not interpreted():
-            raise Unsupported(
-                f"vllm_inverse_cdf on {markov.device} needs Triton's interpreter; set TRITON_INTERPRET=1 before starting Python."
-            )
+        admit_triton(self.name, markov.device)
         return InverseCdfPrepared(markov, limits)
 
 

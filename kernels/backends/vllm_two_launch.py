@@ -21,7 +21,6 @@ What differs from the original:
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -34,6 +33,7 @@ from kernels.heads.markov import MarkovHead
 from kernels.murmur import ROUND_TOKENS
 from kernels.philox import MASK
 from kernels.registry import register
+from kernels.triton.admission import admit_triton
 from kernels.walk import Draft, Head, Limits, NanRule, NoiseRule, Resources, Rounding, Unsupported, WalkInputs
 
 NOISE_ROWS = 128  # batch * steps; 78 MB at V = 151,936
@@ -70,14 +70,7 @@ class VllmTwoLaunch:
             )
         if limits.sampling and limits.max_steps > ROUND_TOKENS:
             raise Unsupported(f"vllm_two_launch has noise for {ROUND_TOKENS} steps; got max_steps {limits.max_steps}.")
-        if importlib.util.find_spec("triton") is None:
-            raise Unsupported("vllm_two_launch needs Triton, which is not installed; run: pip install -e '.[gpu]'")
-        from kernels.triton.two_launch import interpreted
-
-        if markov.device.type != "cuda" and not interpreted():
-            raise Unsupported(
-                f"vllm_two_launch on {markov.device} needs Triton's interpreter; set TRITON_INTERPRET=1 before starting Python."
-            )
+        admit_triton(self.name, markov.device)
         return TwoLaunchPrepared(markov, limits, self.options)
 
 

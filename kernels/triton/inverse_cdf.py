@@ -148,8 +148,3 @@ def finish_step(
     _add_and_weigh[(count, inputs.batch)](base, base.stride(0), base.stride(1), bias, *kept, inputs.vocab, step)
     out = (tokens, tokens.stride(0), tokens.stride(1))
     _select[(inputs.batch,)](*kept, inputs.seed, rounds, *out, w1, latents, inputs.vocab, rank, count, step, **constants)
-
-
-def interpreted() -> bool:
-    """Whether the kernels run in Triton's interpreter, on CPU tensors."""
-    return not isinstance(_select, triton.runtime.JITFunction)

@@ -156,10 +156,8 @@ def step_in_two(
     rounds: [1] int64, read where there is noise.
     """
     base, count = inputs.base_logits, -(-inputs.vocab // PART.value)
-    kept, drawn = (
-        base if cache is None else cache,
-        parts.key if noise is None else noise,
-    )  # where there is none, a pointer that nobody follows
+    # Where there is none, a pointer that nobody follows.
+    kept, drawn = base if cache is None else cache, parts.key if noise is None else noise
     constants: dict[str, Any] = {"RANK": w1.shape[1], "FIRST": step == 0, "NOISE": source.value, "KEEP": cache is not None}
     _score[(triton.cdiv(inputs.batch, ROWS.value), count)](
         parts.previous,
@@ -188,8 +186,3 @@ def step_in_two(
     )
     best = (parts.key, parts.token, parts.previous, tokens, tokens.stride(0), tokens.stride(1), count, step)
     _select[(inputs.batch,)](*best, PARTS=triton.next_power_of_2(count))
-
-
-def interpreted() -> bool:
-    """Whether the kernels run in Triton's interpreter, on CPU tensors."""
-    return not isinstance(_select, triton.runtime.JITFunction)

@@ -21,8 +21,10 @@ EXPECTED = [
     "sglang_markov_greedy_step",
     "streaming_sm90",
     "vllm_addmm",
+    "vllm_inverse_cdf",
     "vllm_loop_greedy",
     "vllm_loop_gumbel",
+    "vllm_two_launch",
 ]
 ARCHS = {"cpu", "cuda", "sm_90a", "sm_100a"}
 
