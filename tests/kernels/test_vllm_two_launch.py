@@ -182,9 +182,9 @@ def test_without_triton_it_explains_itself(monkeypatch: pytest.MonkeyPatch) -> N
 
 @needs_triton
 def test_on_a_cpu_without_the_interpreter_it_explains_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    import kernels.triton.two_launch  # noqa: F401  # so that the patch below finds it
+    import kernels.triton.exponential_race  # noqa: F401  # so that the patch below finds it
 
-    monkeypatch.setattr(sys.modules["kernels.triton.two_launch"], "interpreted", lambda: False)
+    monkeypatch.setattr(sys.modules["kernels.triton.exponential_race"], "interpreted", lambda: False)
     with pytest.raises(Unsupported, match="TRITON_INTERPRET=1"):
         prepared(MarkovHead.synthetic(8, 16), 1, 1)
 
