@@ -7,12 +7,14 @@ every round. A greedy walk must repeat itself. A walk that samples must not:
 - where it cannot (`NoiseRule.LIBRARY`), its tokens must at least differ from all that it drew before.
 
 The corrected logits that a sampling walk writes must be the oracle's, given its own tokens.
+
+An approximate walk is held to what it promises in the same ways, and what the exact walk would have chosen is counted beside.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -99,20 +101,26 @@ class Oracle:
 
 @dataclass
 class Repeatable:
-    """Of a walk whose draws the host can repeat: it must draw what its round says, and each round once."""
+    """Of a walk whose draws the host can repeat: it must draw what its round says, and each round once.
+
+    logits: whether its drafts have corrected logits; an approximate walk keeps scores of its own instead
+    """
 
     oracle: Oracle
     walk: SampledWalk
+    logits: bool = True
     _rounds: set[int] = field(default_factory=set)
 
     def examine(self, which: int, draft: Draft) -> Agreement:
         agreement = self._agreement(which, draft)
-        self.oracle.assert_logits(which, draft)
+        if self.logits:
+            self.oracle.assert_logits(which, draft)
         return agreement
 
     def glance(self, which: int, draft: Draft) -> None:
         self._agreement(which, draft)
-        _finite(draft)
+        if self.logits:
+            _finite(draft)
 
     def _agreement(self, which: int, draft: Draft) -> Agreement:
         last = (self.walk.round() - 1) % _ROUNDS
@@ -144,6 +152,22 @@ class Unrepeatable:
             raise Incorrect(f"input set {which}: all tokens are those of an earlier replay, so its noise repeats")
         self._drawn.append(tokens)
         _finite(draft)
+
+
+@dataclass(frozen=True)
+class Approximate:
+    """Of a walk that promises less than the exact one: `judge` holds it to its promise. `exact` gives the tokens [batch, steps] that the exact
+    walk chooses after those of a draft, with the same noise."""
+
+    judge: Examiner
+    exact: Callable[[int, Tensor], Tensor]
+
+    def examine(self, which: int, draft: Draft) -> Agreement:
+        agreement, tokens = self.judge.examine(which, draft), draft.tokens.cpu()
+        return replace(agreement, astray=int((tokens != self.exact(which, tokens).cpu()).sum()))
+
+    def glance(self, which: int, draft: Draft) -> None:
+        self.judge.glance(which, draft)
 
 
 def _right(agreement: Agreement, which: int) -> Agreement:

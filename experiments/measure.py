@@ -1,6 +1,7 @@
 """Interleaved timing, correctness first.
 
-1. Every subject is captured and asked two different input sets; its examiner must find the drafts right, or it is not timed.
+1. Every subject is captured and asked two different input sets; its examiner must find the drafts right, or it is not timed. Of an
+   approximate walk the tokens that the exact one would not choose are counted here.
 2. Rounds: all subjects x {cold, hot} in seeded random order. Each round loads one of the two sets and poisons every draft before it,
    and its examiner glances at every draft after it: an answer that is stale, late, unwritten or wrong in one round fails the subject.
 3. Every subject is asked and examined once more, and its kernels alone are timed.
@@ -22,7 +23,7 @@ from experiments.outcome import Incorrect, Row, Status, of_error
 from experiments.schema import Timing
 from experiments.stopwatch import L2, Reading, Replay, Shot, Stopwatch
 from experiments.subject import Subject
-from kernels.walk import Draft
+from kernels.walk import Draft, Rounding
 
 SETS = (0, 1)
 
@@ -37,6 +38,7 @@ class _Arm:
     reason: str = ""
     tokens: int = 0
     near_ties: int = 0
+    astray: int = 0
     samples: list[Row] = field(default_factory=list)
 
     def fail(self, error: Exception) -> None:
@@ -46,11 +48,13 @@ class _Arm:
 
 @dataclass(frozen=True)
 class Measured:
-    """Rows of the tables `samples` (clocks not yet compared, see :func:`flag_clocks`) and `cells`; notes say what could not be measured."""
+    """Rows of the tables `samples` (clocks not yet compared, see :func:`flag_clocks`), `cells` and `approximations`; notes say what could not
+    be measured."""
 
     samples: list[Row]
     cells: list[Row]
     notes: list[str]
+    approximations: list[Row] = field(default_factory=list)
 
 
 def measure(subjects: Sequence[Subject], stopwatch: Stopwatch, timing: Timing, seed: int | str, replica: int = 0) -> Measured:
@@ -70,7 +74,13 @@ def measure(subjects: Sequence[Subject], stopwatch: Stopwatch, timing: Timing, s
         _guarded(arm, lambda arm: arm.subject.examiner.examine(SETS[0], ask(arm.subject, _replay(arm), SETS[0], stopwatch)))
     notes = _kernels(_live(arms), stopwatch, order, timing.kernel_replays)
     samples = [{**row, "replica": replica} for arm in arms for row in arm.samples]
-    return Measured(samples, [_cell(arm, replica, stopwatch.launch_floor_us) for arm in arms], notes)
+    approximate = [arm for arm in _live(arms) if arm.subject.rounding == Rounding.APPROXIMATE]
+    return Measured(
+        samples,
+        [_cell(arm, replica, stopwatch.launch_floor_us) for arm in arms],
+        notes,
+        [{**arm.subject.cell, "replica": replica, "tokens": arm.tokens, "astray": arm.astray} for arm in approximate],
+    )
 
 
 def ask(subject: Subject, replay: Replay, which: int, stopwatch: Stopwatch) -> Draft:
@@ -109,6 +119,7 @@ def _admit(arm: _Arm, stopwatch: Stopwatch, warmup: int) -> None:
         agreement = subject.examiner.examine(which, ask(subject, arm.replay, which, stopwatch))
         arm.tokens += agreement.tokens
         arm.near_ties += agreement.near_ties
+        arm.astray += agreement.astray
 
 
 def _round(arms: Sequence[_Arm], stopwatch: Stopwatch, order: random.Random, round_index: int) -> None:

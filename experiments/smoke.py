@@ -32,7 +32,7 @@ def run(plan: Plan) -> Outcome:
     flag_clocks(measured.samples, ask.timing.clock_tolerance)
     status, reason = of_cells(measured.cells)
     return Outcome(
-        tables={"samples": measured.samples, "cells": measured.cells},
+        tables={"samples": measured.samples, "cells": measured.cells, "approximations": measured.approximations},
         protocol=protocol(ask.timing, stopwatch, replicas=1, notes=measured.notes),
         resources={arm.label: asdict(arm.prepared.resources)},
         status=status,

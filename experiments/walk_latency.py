@@ -47,14 +47,14 @@ def run(plan: Plan) -> Outcome:
     assert_variants(ask.variants)
     check_live(plan.config.device)
     parts = run_replicas(plan, ask.replicas, ask.replica_timeout_s)
-    return gather(parts, ("samples", "cells"), lambda part: list(_lost(plan, part)), ask.timing.clock_tolerance)
+    return gather(parts, ("samples", "cells", "approximations"), lambda part: list(_lost(plan, part)), ask.timing.clock_tolerance)
 
 
 def run_replica(plan: Plan, replica: int) -> Outcome:
     """All cells in this process, in an order of its own. The head and its inputs are drawn once."""
     ask, config = _ask(plan), plan.config
     workload, stopwatch = Workload(config, max(ask.steps), max(ask.batches)), stopwatch_for(config.device)
-    found = Outcome({"samples": [], "cells": []})
+    found = Outcome({"samples": [], "cells": [], "approximations": []})
     notes: set[str] = set()
     cells = list(_cells(ask))
     random.Random(f"{config.seed}/{replica}").shuffle(cells)
@@ -64,6 +64,7 @@ def run_replica(plan: Plan, replica: int) -> Outcome:
         measured = measure(subjects, stopwatch, ask.timing, f"{config.seed}/{cell}", replica)
         found.tables["samples"] += measured.samples
         found.tables["cells"] += failed + measured.cells
+        found.tables["approximations"] += measured.approximations
         found.resources.update({f"{arm.label}.{cell}": asdict(arm.prepared.resources) for arm in arms})
         notes.update(measured.notes)
     how = {"cells": "one after another, in an order of each replica's own; a cell's arms are prepared for it alone and timed interleaved"}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from experiments.convert import ConfigError, convert
-from experiments.examiner import Examiner, Oracle, Repeatable, Repeating, Unrepeatable
+from experiments.examiner import Approximate, Examiner, Oracle, Repeatable, Repeating, Unrepeatable
 from experiments.floor import memory_floor_us
 from experiments.outcome import Row
 from experiments.schema import GREEDY, Config, Variant
@@ -22,7 +22,7 @@ from kernels import registry
 from kernels.agreement import Agreement, check
 from kernels.device import CONFIGS, DeviceSpec, check_live, load
 from kernels.heads.markov import MarkovHead
-from kernels.reference import walk
+from kernels.reference import Approximation, ReferenceHead, walk
 from kernels.synthetic import synthetic_inputs
 from kernels.walk import Backend, Draft, Limits, NanRule, NoiseRule, PreparedWalk, Rounding, SampledWalk, Unsupported, WalkInputs
 
@@ -49,7 +49,7 @@ class Workload:
         _assert_fits(config, self.limits)
         size = config.head
         self.head = MarkovHead.synthetic(size.vocab, size.rank, size.seed, device, size.w1_std, size.w2_std)
-        self._oracle: dict[tuple[int, Rounding, NanRule], Tensor] = {}
+        self._oracle: dict[tuple[int, ReferenceHead, Rounding, NanRule], Tensor] = {}
         self._sets = [self._draw(config.inputs.seed)]
         self._sets.append(self._different(config.inputs.seed + 1))
         self._staged: WeakValueDictionary[tuple[int, int, float], WalkInputs] = WeakValueDictionary()  # as long as a subject reads them
@@ -67,10 +67,10 @@ class Workload:
     def subject(self, arm: Arm, steps: int, batch: int | None = None, temperature: float = GREEDY) -> Subject:
         """One walk of `steps` of an arm, with the workload's whole batch or its first `batch` requests, on input tensors that all arms share.
 
-        With temperature > 0 the draft has the corrected logits too, which a verifier needs.
+        With temperature > 0 the draft has the corrected logits too, which a verifier needs; an approximate walk keeps scores of its own.
         """
         inputs = self._stage(steps, batch or self.limits.max_batch, temperature)
-        draft = Draft.like(inputs, logits=temperature > 0)
+        draft = Draft.like(inputs, logits=temperature > 0 and not isinstance(arm.backend, Approximation))
         read, written = inputs.base_logits.nbytes, draft.logits.nbytes if draft.logits is not None else 0
         device, resources = self.config.device, arm.prepared.resources
         return Subject(
@@ -85,28 +85,48 @@ class Workload:
 
     def verify(self, backend: Backend, which: int, tokens: Tensor) -> Agreement:
         """Whether greedy `tokens` [batch, steps] are right for set `which`. The oracle's own tokens, walked once, answer the usual case."""
-        key = which, backend.rounding, backend.nan_rule
+        head, rounding = self._promise(backend)
+        key = which, head, rounding, backend.nan_rule
         if key not in self._oracle:
-            self._oracle[key] = walk(self.head, self._sets[which], backend.rounding, backend.nan_rule).tokens.cpu()
+            self._oracle[key] = walk(head, self._sets[which], rounding, backend.nan_rule).tokens.cpu()
         batch, steps = tokens.shape
         if torch.equal(tokens.cpu(), self._oracle[key][:batch, :steps]):
             return Agreement(tokens.numel(), mismatches=0, near_ties=0, worst_gap=0.0)
         inputs = _prefix(self._sets[which], steps, batch)
-        return check(tokens.to(self.head.device), self.head, inputs, backend.rounding, backend.nan_rule)
+        return check(tokens.to(head.device), head, inputs, rounding, backend.nan_rule)
+
+    def _promise(self, backend: Backend) -> tuple[ReferenceHead, Rounding]:
+        """The head and the rounding whose walk this backend's tokens must be."""
+        if isinstance(backend, Approximation):
+            return backend.restricted(self.head), backend.within
+        return self.head, backend.rounding
 
     def _examiner(self, arm: Arm, inputs: WalkInputs) -> Examiner:
-        """Who judges this arm's drafts of walks like `inputs`: by whether they sample, and whether the host can repeat their draws."""
-        temperature, backend = inputs.temperature, arm.backend
-        if not bool((temperature > 0).any()):
-            return Repeating(lambda which, tokens: self.verify(backend, which, tokens))
-        oracle = Oracle(
-            self.head,
-            backend.rounding,
-            backend.nan_rule,
-            lambda which: replace(_prefix(self._sets[which], inputs.steps, inputs.batch), temperature=temperature),
-        )
-        walk = arm.prepared
-        return Repeatable(oracle, walk) if isinstance(walk, SampledWalk) and walk.noise is not NoiseRule.LIBRARY else Unrepeatable(oracle)
+        """Who judges this arm's drafts of walks like `inputs`: by whether they sample, whether the host can repeat their draws, and whether
+        they are exact."""
+        temperature, backend, prepared = inputs.temperature, arm.backend, arm.prepared
+        approximate, sampled = isinstance(backend, Approximation), bool((temperature > 0).any())
+        head, rounding = self._promise(backend)
+
+        def asked(which: int) -> WalkInputs:
+            return replace(_prefix(self._sets[which], inputs.steps, inputs.batch), temperature=temperature)
+
+        oracle = Oracle(head, rounding, backend.nan_rule, asked)
+        if not sampled:
+            judge: Examiner = Repeating(lambda which, tokens: self.verify(backend, which, tokens))
+        elif isinstance(prepared, SampledWalk) and prepared.noise is not NoiseRule.LIBRARY:
+            judge = Repeatable(oracle, prepared, logits=not approximate)
+        else:
+            judge = Unrepeatable(oracle)
+        if not approximate:
+            return judge
+
+        def exact(which: int, tokens: Tensor) -> Tensor:
+            drawn = (prepared.noise, prepared.round() - 1) if sampled and isinstance(prepared, SampledWalk) else (None, 0)
+            teacher = tokens.to(self.head.device)
+            return walk(self.head, asked(which), rounding, backend.nan_rule, teacher, noise=drawn[0], round=drawn[1]).tokens
+
+        return Approximate(judge, exact)
 
     def _draw(self, seed: int) -> WalkInputs:
         size, limits = self.config.head, self.limits

@@ -42,6 +42,7 @@ class Agreement:
     near_ties:  tokens that differ from the oracle's within the bound
     worst_gap:  the largest distance, in logits, from the oracle's maximum to the oracle's logit of a checked greedy token
     reason:     the first mismatch in words; empty if there is none
+    astray:     tokens of an approximate walk that the exact one, after the same tokens, would not choose; 0 where nobody asked
     """
 
     tokens: int
@@ -49,6 +50,7 @@ class Agreement:
     near_ties: int
     worst_gap: float
     reason: str = ""
+    astray: int = 0
 
     @property
     def ok(self) -> bool:

@@ -6,7 +6,7 @@ Ties go to the lowest token, -0 equals +0, anchors are clamped into [0, vocab). 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -25,6 +25,17 @@ class ReferenceHead(Head, Protocol):
 
     def step_interval(self, previous: Tensor, base: Tensor, rounding: Rounding) -> tuple[Tensor, Tensor]:
         """The lowest and highest logits that a kernel with fp32 sums may compute."""
+        ...
+
+
+@runtime_checkable
+class Approximation(Protocol):
+    """A backend of rounding APPROXIMATE: not exact for its head, but for a restricted one, under the rounding `within`."""
+
+    within: ClassVar[Rounding]
+
+    def restricted(self, head: ReferenceHead) -> ReferenceHead:
+        """What its tokens are held to. Equal for equal options and the same head."""
         ...
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
+from experiments import record
 from experiments.examiner import Repeating
 from experiments.measure import measure
 from experiments.outcome import Incorrect, Row
@@ -15,6 +16,7 @@ from experiments.schema import Config, Timing
 from experiments.stopwatch import CpuStopwatch, Reading, Shot
 from experiments.workload import Arm, Workload, create
 from kernels.agreement import Agreement
+from kernels.backends.candidate_walk import CandidateWalk
 from kernels.reference import walk
 from kernels.walk import Draft, NoiseRule, Resources, Rounding, WalkInputs
 
@@ -190,3 +192,75 @@ def test_a_greedy_walk_must_repeat_itself_even_where_two_answers_are_right() -> 
     examiner.examine(0, Draft(torch.tensor([[4, 2], [1, 1]])))
     with pytest.raises(Incorrect, match="input set 0, request 1 step 0: token 3; the checked answer is 1"):
         examiner.examine(0, Draft(torch.tensor([[4, 2], [3, 1]])))
+
+
+@dataclass
+class Pruned:
+    """The host's own walk over two base candidates and one by bias."""
+
+    workload: Workload
+    backend: CandidateWalk
+    resources: Resources = field(default_factory=Resources)
+    noise: NoiseRule = NoiseRule.HASH
+    launches: int = 0
+
+    def round(self) -> int:
+        return self.launches
+
+    def launch(self, inputs: WalkInputs, out: Draft) -> None:
+        sampled = bool((inputs.temperature > 0).any())
+        out.tokens.copy_(self.tokens(inputs, self.noise if sampled else None))
+        self.launches += 1
+
+    def tokens(self, inputs: WalkInputs, noise: NoiseRule | None) -> torch.Tensor:
+        return walk(self.backend.restricted(self.workload.head), inputs, Rounding.NEVER, noise=noise, round=self.launches).tokens
+
+
+class Unpruned(Pruned):
+    """Exact, where a walk over candidates was promised."""
+
+    def tokens(self, inputs: WalkInputs, noise: NoiseRule | None) -> torch.Tensor:
+        return walk(self.workload.head, inputs, Rounding.NEVER, noise=noise, round=self.launches).tokens
+
+
+class SamePrunedNoise(Pruned):
+    def round(self) -> int:
+        return min(self.launches, 1)
+
+
+@pytest.mark.parametrize("temperature", [0.0, TEMPERATURE])
+def test_an_approximate_walk_is_held_to_its_promise_and_its_distance_is_recorded(workload: Workload, temperature: float) -> None:
+    backend = create("candidate_walk", {"base_candidates": 2, "bias_candidates": 1})
+    assert isinstance(backend, CandidateWalk)
+    arms = [Arm(type(each).__name__, backend, each) for each in (Pruned(workload, backend), Unpruned(workload, backend))]
+    measured = measure([workload.subject(arm, STEPS, temperature=temperature) for arm in arms], Replaying(), TIMING, 0)
+    honest, other = measured.cells
+    assert (honest["status"], honest["rounding"], honest["reason"]) == ("ok", "approximate", "")
+    assert other["status"] == "incorrect", "exact tokens are not what it promises"
+    (row,) = measured.approximations
+    assert (row["variant"], row["tokens"], row["temperature"]) == ("Pruned", 2 * STEPS * BATCH, temperature)
+    record.table("approximations", measured.approximations, "a-run")
+
+    astray = 0  # counted again, by hand
+    for which in (0, 1):
+        subject = workload.subject(arms[0], STEPS, temperature=temperature)
+        subject.load(which)
+        inputs = replace(workload._sets[which], temperature=torch.full((BATCH,), temperature))
+        noise, round = (NoiseRule.HASH, which + 1) if temperature else (None, 0)
+        tokens = walk(backend.restricted(workload.head), inputs, Rounding.NEVER, noise=noise, round=round).tokens
+        astray += int((walk(workload.head, inputs, Rounding.NEVER, teacher=tokens, noise=noise, round=round).tokens != tokens).sum())
+    assert 0 < astray < 2 * STEPS * BATCH
+    assert row["astray"] == astray
+
+
+def test_an_approximate_walk_that_repeats_its_noise_is_caught(workload: Workload) -> None:
+    backend = create("candidate_walk", {"base_candidates": 2, "bias_candidates": 1})
+    assert isinstance(backend, CandidateWalk)
+    arm = Arm("same", backend, SamePrunedNoise(workload, backend))
+    (cell,) = measure([workload.subject(arm, STEPS, temperature=TEMPERATURE)], Replaying(), TIMING, 0).cells
+    assert cell["status"] == "incorrect"
+
+
+def test_an_exact_walk_has_no_row_among_approximations(workload: Workload) -> None:
+    subject = workload.subject(Arm("exact", create("reference", {"rounding": "int8"}), Drawing(workload)), STEPS, temperature=TEMPERATURE)
+    assert measure([subject], Replaying(), TIMING, 0).approximations == []

@@ -14,11 +14,12 @@ import yaml
 from kernels import clock
 from kernels.backends.resident_sm90 import ResidentOptions, ResidentSm90
 from kernels.backends.streaming_sm90 import StreamingOptions, StreamingSm90
+from kernels.backends.vllm_int8_walk import VllmInt8Walk
 from kernels.build import Kernel, build
 from kernels.device import load
 from kernels.placement import BatchedPlacement, Placement
 from kernels.registry import backends
-from kernels.walk import Limits
+from kernels.walk import Limits, NoOptions
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings; install it with: pip install -e '.[gpu]'")
 HoldInCpp = Callable[[str, Iterable[str]], None]
@@ -48,6 +49,10 @@ def resident(vocab: int, batch: int = 1, sampling: bool = False, **options: Any)
 
 def streaming(vocab: int, **options: Any) -> Case:
     return Case("streaming_sm90", vocab, options=tuple(options.items()))
+
+
+def vllm_int8(vocab: int, batch: int = 1, sampling: bool = False) -> Case:
+    return Case("vllm_int8_walk", vocab, Limits(batch, 16, sampling))
 
 
 # Vocabularies, batches and temperatures, the paper's heads most; NVRTC takes two to three seconds for each. Beside a case stand the register
@@ -85,6 +90,11 @@ CASES: dict[Case, int] = {
     resident(400_000, batch=32): 0,
     streaming(151_936, weights="int8"): 0,
     streaming(151_936, weights="bf16"): 0,
+    vllm_int8(129_280, batch=8): 0,
+    vllm_int8(151_936): 0,
+    vllm_int8(151_936, batch=2, sampling=True): 0,
+    vllm_int8(248_320, batch=4, sampling=True): 0,
+    vllm_int8(270_336): 0,
 }
 BOUNDED = [resident(1_000, spin_limit=1000), resident(1_000, batch=64, spin_limit=1000)]
 
@@ -95,6 +105,8 @@ def fitted(case: Case, arch: str) -> tuple[Placement | BatchedPlacement | None, 
     device, options = DEVICES[arch], dict(case.options)
     if case.name == "resident_sm90":
         return ResidentSm90(ResidentOptions(**options)).fit(case.vocab, 256, case.limits, device)
+    if case.name == "vllm_int8_walk":
+        return VllmInt8Walk(NoOptions()).fit(case.vocab, 256, case.limits, device)
     backend = StreamingSm90(StreamingOptions(**options))
     return None, backend.compile(backend.tiles(case.vocab, device), device)
 
