@@ -161,9 +161,7 @@ class PdlChain:
             ("walk_chain_select", 32 * layout.requests, str(device.sms)),
         )
         score, select = (
-            build(
-                entry_source(_HEADER, entry, threads, shape, params="StepParams"), entry, device.arch, allow_spills=options.allow_spills
-            )
+            build(entry_source(_HEADER, entry, threads, shape, params="StepParams"), entry, device.arch, allow_spills=options.allow_spills)
             for entry, threads, shape in parts
         )
         return score, select

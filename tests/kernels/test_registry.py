@@ -13,7 +13,7 @@ from kernels import registry
 from kernels.registry import backends, create, get, register
 from kernels.walk import NanRule, Rounding
 
-EXPECTED = ["reference", "resident_sm90", "sglang_folded", "sglang_greedy", "streaming_sm90", "vllm_addmm"]
+EXPECTED = ["pdl_chain", "reference", "resident_sm90", "sglang_folded", "sglang_greedy", "streaming_sm90", "vllm_addmm"]
 ARCHS = {"cpu", "cuda", "sm_90a", "sm_100a"}
 
 
@@ -75,6 +75,10 @@ def test_an_unknown_option_is_answered_with_the_valid_ones(name: str) -> None:
     ("name", "options", "message"),
     [
         ("streaming_sm90", {"weights": "fp8"}, "weights int8 or bf16; got 'fp8'"),
+        ("pdl_chain", {"weights": "fp8"}, "weights int8 or bf16; got 'fp8'"),
+        ("pdl_chain", {"warps": 3}, "warps from 4 to 32; got 3"),
+        ("pdl_chain", {"stages": 0}, "stages from 1 to 64; got 0"),
+        ("pdl_chain", {"kept_percent": 101}, "kept_percent from 0 to 100; got 101"),
         ("streaming_sm90", {"depth": 5}, "depth from 1 to 4; got 5"),
         ("streaming_sm90", {"depth": 0}, "depth from 1 to 4; got 0"),
         ("streaming_sm90", {"warps": 0}, "warps from 1 to 32; got 0"),

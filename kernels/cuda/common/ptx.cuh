@@ -66,8 +66,8 @@ __device__ inline void barrier_sync(int number, int threads) {
   asm volatile("barrier.sync.aligned %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
-// 9.7.13, griddepcontrol: let the next kernel of the stream start, as soon as every CTA of this grid has said so or has ended; wait until the
-// kernels before have ended and all they wrote can be seen. Without programmatic launch neither does anything.
+// 9.7.13, griddepcontrol: let the next kernel of the stream start, as soon as every CTA of this grid has said so or has ended; wait until
+// the kernels before have ended and all they wrote can be seen. Without programmatic launch neither does anything.
 __device__ inline void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 __device__ inline void wait_for_prerequisites() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
