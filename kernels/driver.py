@@ -54,15 +54,28 @@ def _cluster(size: int) -> Any:
     return attribute
 
 
+def _programmatic() -> Any:
+    attribute = _driver().CUlaunchAttribute()
+    attribute.id = _driver().CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    attribute.value.programmaticStreamSerializationAllowed = 1
+    return attribute
+
+
 @dataclass(frozen=True)
 class LaunchShape:
-    """How a kernel is launched: CTAs, threads per CTA, dynamic shared memory, whether all CTAs must be resident together, CTAs in a cluster."""
+    """How a kernel is launched: CTAs, threads per CTA, dynamic shared memory, whether all CTAs must be resident together, CTAs in a cluster.
+
+    programmatic: may start before the kernel before it in the stream has ended, and waits for it by griddepcontrol.wait
+    most_shared:  asks for SMs that are divided for the most shared memory, so that kernels with much and with none can share one
+    """
 
     ctas: int
     threads: int
     dynamic_smem_bytes: int = 0
     cooperative: bool = False
     cluster: int = 1
+    programmatic: bool = False
+    most_shared: bool = False
 
 
 class Function:
@@ -74,6 +87,9 @@ class Function:
         self._handle = _load(kernel.cubin, kernel.entry.encode())
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         _checked("cuFuncSetAttribute", driver.cuFuncSetAttribute(self._handle, attribute, shape.dynamic_smem_bytes))
+        if shape.most_shared:
+            carveout = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+            _checked("cuFuncSetAttribute", driver.cuFuncSetAttribute(self._handle, carveout, 100))  # percent
         self._config = driver.CUlaunchConfig()
         self._config.gridDimX, self._config.gridDimY, self._config.gridDimZ = shape.ctas, 1, 1
         self._config.blockDimX, self._config.blockDimY, self._config.blockDimZ = shape.threads, 1, 1
@@ -85,7 +101,9 @@ class Function:
         if shape.cooperative:
             self._check_resident(kernel)
             attributes.append(_cooperative())
-            self._config.attrs, self._config.numAttrs = attributes, len(attributes)
+        if shape.programmatic:
+            attributes.append(_programmatic())
+        self._config.attrs, self._config.numAttrs = attributes, len(attributes)
 
     def _check_clusters(self, kernel: Kernel) -> None:
         """A cluster lives in one GPC, so the SMs left over in each of them hold none."""

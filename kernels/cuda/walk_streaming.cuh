@@ -8,6 +8,7 @@
 #include "common/base.cuh"
 #include "common/latent.cuh"
 #include "common/score.cuh"
+#include "common/unit.cuh"
 #include "common/walk_loop.cuh"
 
 namespace wts {
@@ -28,7 +29,7 @@ struct Streaming {
   using Key = NarrowKey;
   static constexpr int kRows = S.warps * S.tiles * 16;
   static_assert(kRows <= static_cast<int>(kLastRow), "a key has 16 bits for a row");
-  static constexpr int kUnitsPerTile = S.bf16 ? 2 : 1;  // a unit is 16 rows x 256 bytes: 8 MMA k-steps
+  static constexpr int kUnitsPerTile = units_per_tile(S.bf16);
   static constexpr int kUnits = S.tiles * kUnitsPerTile;
   static constexpr int kShared = S.depth;  // tiles whose results a lane quad shares out; the ring's slots are the same in every batch
   static_assert(kShared <= 4 && S.tiles % kShared == 0);
@@ -91,19 +92,11 @@ struct Streaming {
   // The sums of tile `j` of the batch that starts with unit `first`. Its units are consumed and their slots refilled with what comes
   // `depth` units later, in this step or the next.
   __device__ void tile(Sum (&d)[4], int first, int j, const uint4* chunks) {
-    Sum odd[4] = {};  // two chains, so that an MMA need not wait for the one before it
+    Sum odd[4] = {};
 #pragma unroll
     for (int half = 0; half < kUnitsPerTile; half++) {
       const int unit = j * kUnitsPerTile + half, slot = unit % S.depth;
-#pragma unroll
-      for (int k = 0; k < 8; k++) {
-        const uint4 b = chunks[(half * 4 + k / 2) * 4];
-        const uint32_t b0 = k % 2 ? b.z : b.x, b1 = k % 2 ? b.w : b.y;
-        if constexpr (S.bf16)
-          mma_bf16(k % 2 ? odd : d, ring[slot][k], b0, b1);
-        else
-          mma_s8(k % 2 ? odd : d, ring[slot][k], b0, b1);
-      }
+      multiply_unit(d, odd, ring[slot], chunks + half * 16);
       refill(slot, first + unit + S.depth);
     }
 #pragma unroll

@@ -1,4 +1,4 @@
-"""What the tests of persistent walks on a GPU share: the kinds of walks, heads and inputs drawn where they are used, the oracle's verdict."""
+"""What the tests of Hopper walks on a GPU share: the kinds of walks, heads and inputs drawn where they are used, the oracle's verdict."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing import get_context
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from kernels.agreement import Agreement, check
+from kernels.backends.pdl_chain import PdlChain, PdlChainOptions
 from kernels.backends.resident_sm90 import TWICE, ResidentOptions, ResidentSm90
 from kernels.backends.streaming_sm90 import StreamingOptions, StreamingSm90
 from kernels.build import BuildError
 from kernels.device import DeviceSpec, load
 from kernels.heads.markov import MarkovHead
 from kernels.persistent import PersistentWalk
-from kernels.walk import Draft, Limits, Rounding, Unsupported, WalkInputs
+from kernels.walk import Draft, Limits, Rounding, SampledWalk, Unsupported, WalkInputs
 
 H200 = load("h200")
 SPIN_LIMIT = 50_000_000  # polls; about ten seconds
@@ -32,7 +33,7 @@ _COMPILERS = min(16, os.cpu_count() or 1)  # processes: NVRTC compiles one kerne
 class Arm:
     """A backend with options, prepared for limits."""
 
-    backend: ResidentSm90 | StreamingSm90
+    backend: ResidentSm90 | StreamingSm90 | PdlChain
     limits: Limits
 
     @classmethod
@@ -42,6 +43,10 @@ class Arm:
     @classmethod
     def streaming(cls, **options: Any) -> Arm:
         return cls(StreamingSm90(StreamingOptions(**options)), Limits(1, 16))
+
+    @classmethod
+    def chain(cls, batch: int = 1, **options: Any) -> Arm:
+        return cls(PdlChain(PdlChainOptions(**options)), Limits(batch, 16))
 
     @property
     def rounding(self) -> Rounding:
@@ -57,11 +62,14 @@ class Arm:
         with suppress(Unsupported, BuildError):
             if isinstance(self.backend, StreamingSm90):
                 self.backend.compile(self.backend.tiles(vocab, device), device)
+            elif isinstance(self.backend, PdlChain):
+                self.backend.compile(self.backend.place(vocab, self.limits.max_batch, device), device)
             else:
                 self.backend.fit(vocab, 256, self.limits, device)
 
     def prepare(self, head: MarkovHead, device: DeviceSpec = H200) -> PersistentWalk:
-        return self.backend.prepare(head, self.limits, device)
+        """A chain's walk only launches and tells its resources; what else a PersistentWalk has, it has not."""
+        return cast(PersistentWalk, self.backend.prepare(head, self.limits, device))
 
     def agreement(self, walk: PersistentWalk, head: MarkovHead, inputs: WalkInputs, draft: Draft, round: int) -> Agreement:
         """The oracle's verdict on the launch of this round."""
@@ -69,7 +77,7 @@ class Arm:
 
     def launched(self, walk: PersistentWalk, head: MarkovHead, inputs: WalkInputs) -> Agreement:
         """One launch and its verdict."""
-        round, draft = walk.round(), Draft.like(inputs)
+        round, draft = round_of(walk), Draft.like(inputs)
         walk.launch(inputs, draft)
         torch.cuda.synchronize()
         return self.agreement(walk, head, inputs, draft, round)
@@ -92,6 +100,9 @@ ONE_REQUEST = [
     Arm.streaming(weights="int8"),
     Arm.streaming(weights="int8", exchange="mailboxes"),
     Arm.streaming(weights="bf16"),
+    Arm.chain(),
+    Arm.chain(weights="bf16"),
+    Arm.chain(chained=False),
 ]
 # A walk of every kind, at batches that leave lanes, column blocks, copies and halves partly empty.
 FAMILIES = [
@@ -99,6 +110,10 @@ FAMILIES = [
     Arm.resident(3),
     Arm.resident(3, sampling=True),
     Arm.resident(3, sampling=True, weights="bf16"),
+    Arm.chain(2, early=False),
+    Arm.chain(2, weights="bf16", warps=8),
+    Arm.chain(3, stages=1),
+    Arm.chain(4, weights="bf16"),
     Arm.resident(6),
     Arm.resident(7, sampling=True),
     Arm.resident(13),
@@ -111,6 +126,11 @@ FAMILIES = [
 
 # The plain walk of one request with a part of every step done twice.
 STAGES = [Arm.resident(twice=stage) for stage in TWICE if stage != "none"]
+
+
+def round_of(walk: PersistentWalk) -> int:
+    """The round of the next launch; 0 of a walk that counts none, since it never draws."""
+    return walk.round() if isinstance(walk, SampledWalk) else 0
 
 
 def compile_all(cases: Iterable[tuple[Arm, int, DeviceSpec]]) -> None:

@@ -113,6 +113,22 @@ def test_a_cluster_launch_is_cooperative_too(paper: PaperDriver) -> None:
     assert cooperative.value.cooperative == 1
 
 
+def test_a_programmatic_launch_says_so_and_only_then(paper: PaperDriver) -> None:
+    for programmatic in (True, False):
+        Function(kernel(), LaunchShape(132, 256, programmatic=programmatic)).launch(Params())
+    chained, plain = (config for config, *_ in paper.named("cuLaunchKernelEx"))
+    (attribute,) = chained.attrs
+    assert (chained.numAttrs, plain.numAttrs) == (1, 0)
+    assert attribute.id == REAL.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    assert attribute.value.programmaticStreamSerializationAllowed == 1
+
+
+def test_most_shared_memory_is_asked_of_the_function(paper: PaperDriver) -> None:
+    Function(kernel(), LaunchShape(1, 32, most_shared=True))
+    carveout = REAL.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+    assert paper.named("cuFuncSetAttribute")[1:] == [("function", carveout, 100)]
+
+
 def test_clusters_that_do_not_fit_are_refused_before_launch(paper: PaperDriver) -> None:
     paper.clusters = 32
     with pytest.raises(

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from kernels import clock
+from kernels.backends.pdl_chain import PdlChain, PdlChainOptions
 from kernels.backends.resident_sm90 import ResidentOptions, ResidentSm90
 from kernels.backends.streaming_sm90 import StreamingOptions, StreamingSm90
 from kernels.backends.vllm_int8_walk import VllmInt8Walk
@@ -55,6 +56,10 @@ def vllm_int8(vocab: int, batch: int = 1, sampling: bool = False) -> Case:
     return Case("vllm_int8_walk", vocab, Limits(batch, 16, sampling))
 
 
+def chain(vocab: int, batch: int = 1, **options: Any) -> Case:
+    return Case("pdl_chain", vocab, Limits(batch, 16), tuple(options.items()))
+
+
 # Vocabularies, batches and temperatures, the paper's heads most; NVRTC takes two to three seconds for each. Beside a case stand the register
 # tiles a warp that must be left to it: a kernel that wants more registers elsewhere gets fewer without an error, and is slower.
 CASES: dict[Case, int] = {
@@ -95,6 +100,9 @@ CASES: dict[Case, int] = {
     vllm_int8(151_936, batch=2, sampling=True): 0,
     vllm_int8(248_320, batch=4, sampling=True): 0,
     vllm_int8(270_336): 0,
+    chain(151_936): 0,
+    chain(151_936, weights="bf16"): 0,
+    chain(248_320, batch=4): 0,
 }
 BOUNDED = [resident(1_000, spin_limit=1000), resident(1_000, batch=64, spin_limit=1000)]
 
@@ -107,6 +115,9 @@ def fitted(case: Case, arch: str) -> tuple[Placement | BatchedPlacement | None, 
         return ResidentSm90(ResidentOptions(**options)).fit(case.vocab, 256, case.limits, device)
     if case.name == "vllm_int8_walk":
         return VllmInt8Walk(NoOptions()).fit(case.vocab, 256, case.limits, device)
+    if case.name == "pdl_chain":
+        rival = PdlChain(PdlChainOptions(**options))
+        return None, rival.compile(rival.place(case.vocab, case.limits.max_batch, device), device)[0]
     backend = StreamingSm90(StreamingOptions(**options))
     return None, backend.compile(backend.tiles(case.vocab, device), device)
 

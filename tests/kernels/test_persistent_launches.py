@@ -15,7 +15,7 @@ from kernels import clock
 from kernels.build import build
 from kernels.driver import Function, LaunchShape
 from kernels.walk import Draft
-from tests.kernels.arm import FAMILIES, H200, SPIN_LIMIT, Arm, compile_all, first_of, head_on_gpu, inputs_on_gpu
+from tests.kernels.arm import FAMILIES, H200, SPIN_LIMIT, Arm, compile_all, first_of, head_on_gpu, inputs_on_gpu, round_of
 
 pytestmark = pytest.mark.gpu
 
@@ -54,7 +54,7 @@ def test_graph_replays_need_no_memset_and_read_new_inputs(arm: Arm) -> None:
             inputs.anchor.copy_(fresh.anchor)
             inputs.seed.copy_(fresh.seed)
             draft.tokens.fill_(-1)
-            last = walk.round() + turn
+            last = round_of(walk) + turn
             for _ in range(turn + 1):
                 graph.replay()
             torch.cuda.synchronize()

@@ -14,6 +14,8 @@ from kernels.registry import backends, create, get, register
 from kernels.walk import NanRule, Rounding
 
 EXPECTED = [
+    "candidate_walk",
+    "pdl_chain",
     "reference",
     "resident_sm90",
     "sglang_folded",
@@ -22,6 +24,7 @@ EXPECTED = [
     "streaming_sm90",
     "vllm_addmm",
     "vllm_inverse_cdf",
+    "vllm_int8_walk",
     "vllm_loop_greedy",
     "vllm_loop_gumbel",
     "vllm_two_launch",
@@ -87,6 +90,10 @@ def test_an_unknown_option_is_answered_with_the_valid_ones(name: str) -> None:
     ("name", "options", "message"),
     [
         ("streaming_sm90", {"weights": "fp8"}, "weights int8 or bf16; got 'fp8'"),
+        ("pdl_chain", {"weights": "fp8"}, "weights int8 or bf16; got 'fp8'"),
+        ("pdl_chain", {"warps": 3}, "warps from 4 to 32; got 3"),
+        ("pdl_chain", {"stages": 0}, "stages from 1 to 64; got 0"),
+        ("pdl_chain", {"kept_percent": 101}, "kept_percent from 0 to 100; got 101"),
         ("streaming_sm90", {"depth": 5}, "depth from 1 to 4; got 5"),
         ("streaming_sm90", {"depth": 0}, "depth from 1 to 4; got 0"),
         ("streaming_sm90", {"warps": 0}, "warps from 1 to 32; got 0"),

@@ -66,6 +66,11 @@ __device__ inline void barrier_sync(int number, int threads) {
   asm volatile("barrier.sync.aligned %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
+// 9.7.13, griddepcontrol: let the next kernel of the stream start, as soon as every CTA of this grid has said so or has ended; wait until
+// the kernels before have ended and all they wrote can be seen. Without programmatic launch neither does anything.
+__device__ inline void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ inline void wait_for_prerequisites() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 // 9.7.9.25.4.1: a bulk copy to shared memory under an L2 policy; `barrier` counts its bytes.
 __device__ inline void copy_bulk(void* shared, const void* global, uint32_t bytes, uint64_t* barrier, uint64_t policy) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
