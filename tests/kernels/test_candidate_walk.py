@@ -152,6 +152,21 @@ def test_ties_nan_and_infinities(sampling: bool) -> None:
     if sampling:
         void = prepared.scores[0, 2]
         assert (void[0].item(), int(void.isfinite().sum())) == (0.0, 1), "a step with nobody to draw from is a point mass"
+        inputs.base_logits[:, :, 500:508] = 1.0
+        prepared.launch(inputs, draft)
+        assert prepared.scores[0, :, 0].tolist() == [-torch.inf] * len(rows), "and no trace is left of it"
+
+
+@needs_triton
+def test_a_token_in_both_halves_has_the_tables_bias() -> None:
+    """Every token is in both halves, and the table says what no product of W1 and W2 is."""
+    head, inputs = MarkovHead.synthetic(30, 16, 0, DEVICE, w2_std=0.5), synthetic_inputs(30, 4, 3, 1, DEVICE)
+    prepared, draft = backend(64, 128).prepare(head, Limits(3, 4), CPU), Draft.like(inputs)
+    tokens, biases = prepared._table
+    biases.copy_(-9.0 * (tokens % 7))
+    prepared.launch(inputs, draft)
+    penalty = -9.0 * (torch.arange(30, device=DEVICE) % 7)
+    assert torch.equal(draft.tokens, (inputs.base_logits.float() + penalty).argmax(2))
 
 
 @needs_triton
