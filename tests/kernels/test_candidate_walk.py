@@ -142,16 +142,33 @@ def test_ties_nan_and_infinities(sampling: bool) -> None:
     ]
     base = torch.full((1, len(rows), 600), -torch.inf, dtype=BF16)
     base[0, :, 500:504] = torch.tensor([row for row, _ in rows], dtype=BF16)
-    head = MarkovHead(torch.ones(600, 16, dtype=BF16), torch.zeros(600, 16, dtype=BF16)).to(DEVICE)
+    w2 = torch.zeros(600, 16, dtype=BF16)
+    w2[599] = 1.0  # the table's only candidate, so that token 0 is none where four logits are NaN
+    head = MarkovHead(torch.ones(600, 16, dtype=BF16), w2).to(DEVICE)
     zero = torch.zeros(1, dtype=torch.int64, device=DEVICE)
     inputs = WalkInputs(base.to(DEVICE), zero, torch.zeros(1, device=DEVICE), zero)
-    prepared, draft = backend(8, 4).prepare(head, Limits(1, len(rows), sampling), CPU), Draft.like(inputs)
+    prepared, draft = backend(4, 1).prepare(head, Limits(1, len(rows), sampling), CPU), Draft.like(inputs)
     for _ in range(2):
         prepared.launch(inputs, draft)
         assert draft.tokens.tolist() == [[token for _, token in rows]]
     if sampling:
-        void = prepared.scores[0, 2]
+        void = prepared.scores[0, 3]
         assert (void[0].item(), int(void.isfinite().sum())) == (0.0, 1), "a step with nobody to draw from is a point mass"
+        inputs.base_logits[:, :, 500:508] = 1.0
+        prepared.launch(inputs, draft)
+        assert prepared.scores[0, :, 0].tolist() == [-torch.inf] * len(rows), "and no trace is left of it"
+
+
+@needs_triton
+def test_a_token_in_both_halves_has_the_tables_bias() -> None:
+    """Every token is in both halves, and the table says what no product of W1 and W2 is."""
+    head, inputs = MarkovHead.synthetic(30, 16, 0, DEVICE, w2_std=0.5), synthetic_inputs(30, 4, 3, 1, DEVICE)
+    prepared, draft = backend(64, 128).prepare(head, Limits(3, 4), CPU), Draft.like(inputs)
+    tokens, biases = prepared._table
+    biases.copy_(-9.0 * (tokens % 7))
+    prepared.launch(inputs, draft)
+    penalty = -9.0 * (torch.arange(30, device=DEVICE) % 7)
+    assert torch.equal(draft.tokens, (inputs.base_logits.float() + penalty).argmax(2))
 
 
 @needs_triton
