@@ -58,6 +58,7 @@ def short_name(kernel: str) -> str:
 
 _KNOWN: Mapping[str, str] = {
     IDLE: IDLE,
+    "nvjet": "GEMM",
     "distribution_elementwise": "exponential noise",
     "CUDAFunctor_add": "add",
     "CUDAFunctorOnSelf_add": "add",
@@ -68,6 +69,9 @@ _KNOWN: Mapping[str, str] = {
     "CatArrayBatchedCopy": "concatenate",
     "copy_kernel": "copy",
     "Memcpy": "copy",
+    "memcpy": "copy",
+    "Memset": "memset",
+    "FillFunctor": "fill",
     "LoadWithCast": "convert",
 }
 

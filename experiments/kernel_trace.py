@@ -44,6 +44,10 @@ def busy_us(window: Sequence[Activity]) -> float:
     return sum(activity.duration_ns for activity in window) / 1e3
 
 
-def span_us(window: Sequence[Activity]) -> float:
-    """From the start of a window's first activity to the end of its last."""
-    return (max(activity.start_ns + activity.duration_ns for activity in window) - window[0].start_ns) / 1e3
+def idle_us(window: Sequence[Activity]) -> float:
+    """The time between the first start and the last end of a window in which nothing ran. Kernels may overlap."""
+    idle_ns, end_ns = 0, window[0].start_ns
+    for activity in window:
+        idle_ns += max(0, activity.start_ns - end_ns)
+        end_ns = max(end_ns, activity.start_ns + activity.duration_ns)
+    return idle_ns / 1e3

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import cast
 
-from experiments.kernel_trace import Activity, busy_us, span_us
+from experiments.kernel_trace import Activity, idle_us
 from experiments.outcome import Outcome, Row
 from experiments.plan import Plan
 from experiments.protocol import protocol
@@ -64,7 +64,7 @@ def kernel_rows(replays: Sequence[Sequence[Activity]]) -> list[Row]:
     rows: list[Row] = [
         {"kernel": name, "launches": len(times), "time_us": median(sum(of[name]) for of in launches)} for name, times in launches[0].items()
     ]
-    return [*rows, {"kernel": IDLE, "launches": 0, "time_us": median(span_us(replay) - busy_us(replay) for replay in replays)}]
+    return [*rows, {"kernel": IDLE, "launches": 0, "time_us": median(idle_us(replay) for replay in replays)}]
 
 
 def _by_name(replay: Sequence[Activity]) -> dict[str, list[float]]:

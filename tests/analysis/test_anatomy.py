@@ -38,6 +38,7 @@ def test_the_table(results: Path) -> None:
         ("void at::native::(anonymous namespace)::distribution_elementwise_grid_stride_kernel<float, 4>()", "exponential noise"),
         ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<c10::BFloat16, at::native::ArgMaxOps<float>>>", "argmax"),
         ("Memcpy DtoD (Device -> Device)", "copy"),
+        ("nvjet_sm90_tst_512x8_64x3_2x1_v_bz_TNT", "GEMM"),
         (IDLE, IDLE),
     ],
 )

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from experiments.kernel_trace import Activity, busy_us, span_us, windows
+from experiments.kernel_trace import Activity, busy_us, idle_us, windows
 
 MARK = "void at::native::vectorized_elementwise_kernel<4, at::native::erfinv_kernel_cuda(...)>"
 
@@ -20,7 +20,7 @@ def test_only_what_stands_between_markers_counts() -> None:
     found = windows(trace, 2)
     assert [[activity.name for activity in window] for window in found] == [["gemv 3000", "copy 500"], ["walk 30000"]]
     assert [busy_us(window) for window in found] == [3.5, 30.0]
-    assert [span_us(window) for window in found] == [10.5, 30.0], "two kernels start 10 us apart"
+    assert [idle_us(window) for window in found] == [7.0, 0.0], "two kernels start 10 us apart"
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,8 @@ def test_only_what_stands_between_markers_counts() -> None:
 def test_a_trace_that_lost_something_is_refused(names: tuple[str, ...]) -> None:
     with pytest.raises(RuntimeError, match="instead of 2"):
         windows(_trace(*names), 2)
+
+
+def test_kernels_that_overlap_leave_no_idle_time_between_them() -> None:
+    window = [Activity("long", 0, 5000), Activity("short", 1000, 1000), Activity("late", 6000, 1000)]
+    assert idle_us(window) == 1.0

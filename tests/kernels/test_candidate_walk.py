@@ -270,6 +270,7 @@ def test_graph_replay_on_the_gpu(batch: int, sampling: bool) -> None:
     inputs = drawn(151_936, 7, batch, 1) if sampling else synthetic_inputs(151_936, 7, batch, 1, "cuda")
     prepared = made.prepare(head, Limits(batch, 7, sampling), DeviceSpec("live", "sm_90a"))
     draft, stream = Draft.like(inputs), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # the table takes long; a walk that reads it before it is there follows wild tokens
     with torch.cuda.stream(stream):
         prepared.launch(inputs, draft)
         graph = torch.cuda.CUDAGraph()

@@ -31,7 +31,7 @@ SAMPLING = {"vllm_loop_gumbel", "vllm_inverse_cdf"}
 
 
 def launches(name: str, steps: int) -> int:
-    """Kernels, copies and fills of one walk of one request."""
+    """Kernels and copies of one walk of one request."""
     head, inputs = MarkovHead.synthetic(VOCAB, 256, 0, "cuda"), synthetic_inputs(VOCAB, steps, 1, 1, "cuda")
     return len(kernel_names(create(name).prepare(head, Limits(1, steps, name in SAMPLING), load("h200")), inputs))
 

@@ -132,6 +132,7 @@ def test_graph_replay_on_the_gpu(name: str, vocab: int, steps: int, batch: int) 
     prepared = backend.prepare(head, Limits(batch, steps), DeviceSpec("live", "sm_90a"))
     draft = Draft.like(inputs)
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         prepared.launch(inputs, draft)
         graph = torch.cuda.CUDAGraph()

@@ -224,6 +224,7 @@ def test_graph_replays_draw_afresh(vocab: int, steps: int, batch: int) -> None:
     head, inputs = MarkovHead.synthetic(vocab, 256, 0, "cuda"), mixed(vocab, steps, batch)
     walk, draft = prepared(head, batch, steps), Draft.like(inputs, logits=True)
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         walk.launch(inputs, draft)
         graph = torch.cuda.CUDAGraph()

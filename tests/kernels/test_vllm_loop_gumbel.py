@@ -182,6 +182,7 @@ def test_graph_replay_on_the_gpu(vocab: int, steps: int, batch: int) -> None:
     walk = VllmLoopGumbel(VllmLoopGumbel.Options()).prepare(head, Limits(batch, steps, sampling=True), DeviceSpec("live", "sm_90a"))
     draft = Draft.like(inputs, logits=True)
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         walk.launch(inputs, draft)
         graph = torch.cuda.CUDAGraph()

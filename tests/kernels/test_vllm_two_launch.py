@@ -209,6 +209,7 @@ def test_graph_replays_draw_afresh(vocab: int, rank: int, steps: int, batch: int
     head, inputs = MarkovHead.synthetic(vocab, rank, 0, "cuda"), mixed(vocab, steps, batch)
     walk, draft = prepared(head, batch, steps, precomputed_noise=precomputed), Draft.like(inputs, logits=True)
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         walk.launch(inputs, draft)
         graph = torch.cuda.CUDAGraph()
