@@ -13,6 +13,7 @@ from analysis.load import Run
 
 EXPERIMENT = "step_anatomy"
 IDLE = "(between kernels)"
+GROWS_US = 0.05  # a step: a kernel that is launched once a walk is part of a step where it takes so much longer with each
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ _KNOWN: Mapping[str, str] = {
     "index_elementwise": "gather",
     "ArgMaxOps": "argmax",
     "CatArrayBatchedCopy": "concatenate",
+    "unrolled_elementwise_kernel<at::native::direct_copy": "convert",
     "copy_kernel": "copy",
     "Memcpy": "copy",
     "memcpy": "copy",
@@ -97,7 +99,7 @@ def _step(run: Run, variant: str, rows: pd.DataFrame) -> Step:
     rows = rows.assign(kernel=rows["kernel"].map(short_name))
     more = long - short
     parts = [_part(str(kernel), of, short, long, more) for kernel, of in rows.groupby("kernel", sort=False)]
-    parts = [part for part in parts if part.launches or part.kernel == IDLE]
+    parts = [part for part in parts if part.launches or part.kernel == IDLE or part.time_us.value > GROWS_US]
     parts.sort(key=lambda part: (part.kernel == IDLE, -part.time_us.value))
     streamed = int(run.manifest["resources"].get(variant, {}).get("streamed_bytes", 0))
     return Step(tuple(parts), streamed, streamed / (float(run.manifest["config"]["device"]["hbm_gb_s"]) * 1e3))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.anatomy import EXPERIMENT as ANATOMY
 from analysis.bootstrap import Estimate
 from analysis.breakdown import part_cost
 from analysis.claim import Book, Claim, Query, Verdict
@@ -65,8 +66,8 @@ class Answer:
 
 
 def all_records(book: Book, root: Path) -> Records:
-    """Every run that may answer a claim of the book; experiments without one are left out."""
-    names = sorted({name for claim in book.claims if claim.query for name in claim.query.experiments})
+    """Every run that may answer a claim of the book or stands in a table of its own; experiments without one are left out."""
+    names = sorted({ANATOMY} | {name for claim in book.claims if claim.query for name in claim.query.experiments})
     found = {name: all_runs(root, name, book.device) for name in names}
     return {name: runs for name, runs in found.items() if runs}
 

@@ -86,6 +86,8 @@ def _draw_step(axes: Axes, step: Step | None) -> None:
         return
     large = [part for part in step.parts if part.time_us.value >= SMALL_US or part.kernel == IDLE]
     small = [part for part in step.parts if part not in large]
+    if len(small) == 1:
+        large, small = list(step.parts), []
     bars: list[tuple[str, float, Part | None]] = [(_bar_name(part), part.time_us.value, part) for part in large]
     if small:
         launches = sum(part.launches for part in small)
@@ -98,7 +100,7 @@ def _draw_step(axes: Axes, step: Step | None) -> None:
             axes.errorbar(time_us, -place, xerr=ends, color=MUTED, elinewidth=0.7, capsize=1.2)
         axes.annotate(f"{time_us:.1f}", (time_us, -place), (4, 0), textcoords="offset points", va="center", fontsize=6)
     axes.axvline(step.floor_us, color=INK, linewidth=0.7, linestyle="--")
-    axes.text(step.floor_us, 0.52, f" W2 at HBM's peak: {step.floor_us:.1f}", fontsize=5.4, color=MUTED, va="bottom")
+    axes.text(step.floor_us, 0.52, f"W2 at HBM's peak: {step.floor_us:.1f} ", fontsize=5.4, color=MUTED, va="bottom", ha="right")
     axes.set_yticks([-place for place in range(len(bars))], [name for name, _, _ in bars], fontsize=6)
     axes.tick_params(axis="y", length=0)
     axes.set_xlim(0, 1.2 * max(max(time_us for _, time_us, _ in bars), step.floor_us))

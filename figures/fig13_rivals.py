@@ -16,7 +16,7 @@ from analysis.load import MissingResults, all_runs
 from analysis.rivals import EXPERIMENT
 from figures.style import FAINT, LOOKS, MUTED, PAGE_IN, look, note
 
-TICKS_US = (10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
+TICKS_US = (5, 20, 100, 500, 2000, 10000)
 
 
 def draw(results: Path, device: str) -> Figure:
@@ -80,6 +80,9 @@ def _draw_panel(axes: Axes, cells: Mapping[int, Latency]) -> None:
     if not any(latency.times for latency in cells.values()):
         axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", va="center", color=MUTED, fontsize=6.5)
         return
+    for place, batch in enumerate(BATCHES):
+        if batch not in cells:
+            axes.text(0.5, place, "not measured", transform=axes.get_yaxis_transform(), ha="center", va="center", color=MUTED, fontsize=5.4)
     arms = _arms(cells.values())
     for number, arm in enumerate(arms):
         style, shift = look(arm), 0.62 * ((number + 0.5) / len(arms) - 0.5)
