@@ -29,20 +29,20 @@ from kernels.quantize import two_planes
 from kernels.registry import register
 from kernels.walk import Draft, Head, Limits, NanRule, Resources, Rounding, Unsupported, WalkInputs
 
-_HEADER = "pdl_chain.cuh"
-_ENTRIES = 256  # kEntries of pdl_chain.cuh
+_HEADER = "walk_chain.cuh"
+_ENTRIES = 256  # kEntries of walk_chain.cuh
 _KEPT_PERCENT = {"int8": 60, "bf16": 40}  # the best of streaming_sm90
 _LAST_ROW = 0xFFFF  # kLastRow of kernels/cuda/common/key.cuh
 _SYSTEM_SMEM_BYTES = 1024  # of every CTA (CUDA programming guide, compute capability 9.x)
 
 
 class StepParams(ctypes.Structure):
-    """What both kernels of a step are given, see pdl_chain.cuh."""
+    """What both kernels of a step are given, see walk_chain.cuh."""
 
     _fields_ = (("walk", Params), ("step", ctypes.c_int32), ("padding", ctypes.c_int32))
 
 
-assert ctypes.sizeof(StepParams) == 168, "pdl_chain.cuh mirrors this struct"
+assert ctypes.sizeof(StepParams) == 168, "walk_chain.cuh mirrors this struct"
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class ChainLayout:
 
     @property
     def smem_bytes(self) -> int:
-        """Dynamic shared memory of a CTA: struct Smem of pdl_chain.cuh."""
+        """Dynamic shared memory of a CTA: struct Smem of walk_chain.cuh."""
         ring = self.warps * self.stages
         scales = 4 * self.rows_per_cta if self.weights == "int8" else 16
         request = LATENT_BYTES[self.weights] + 2 * self.rows_per_cta + 4 * 32

@@ -29,7 +29,7 @@ from kernels.walk import Draft, Limits, PreparedWalk, Unsupported, WalkInputs
 from tests.kernels.arm import H200, Arm, compile_all, first_of, head_on_gpu, inputs_on_gpu
 
 HoldInCpp = Callable[[str, Iterable[str]], None]
-HEADER = '#include "pdl_chain.cuh"'
+HEADER = '#include "walk_chain.cuh"'
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"weights": "bf16"},
