@@ -60,6 +60,10 @@ bench: $(TESTING) ## measure all that the figures need on this machine's GPU, in
 	$(PY) -m experiments.run experiment=exchange device=$(DEVICE)
 	$(PY) -m experiments.run experiment=placement device=$(DEVICE)
 	$(PY) -m experiments.run experiment=step_breakdown device=$(DEVICE)
+	$(PY) -m experiments.run experiment=rivals device=$(DEVICE) head=markov_v129k 'experiment.steps=[5]'
+	$(PY) -m experiments.run experiment=rivals device=$(DEVICE) head=markov_v152k 'experiment.steps=[7,16]'
+	$(PY) -m experiments.run experiment=rivals device=$(DEVICE) head=markov_v248k 'experiment.steps=[15,16]'
+	$(PY) -m experiments.run experiment=step_anatomy device=$(DEVICE)
 
 plan: $(TESTING) ## write a plan for a machine without Hydra, Git or network [OVERRIDES="experiment=step_slope" PLAN=plan.json]
 	$(PY) -m experiments.plan -o $(PLAN) $(OVERRIDES)

@@ -30,7 +30,7 @@ def draw(results: Path, device: str) -> Figure:
             next(iter(commands(device, EXPERIMENT).values())),
         )
     figure = plt.figure(figsize=(PAGE_IN, 4.6))
-    foot = note(figure, _foot(shown))
+    foot = note(figure, "\n".join([_foot(shown), *_missing(found, device)]))
     grid = figure.add_gridspec(2, len(WALKS), left=0.06, right=0.995, bottom=foot + 0.08, top=0.84, wspace=0.06, hspace=0.1)
     low, high = _limits(shown)
     for row, temperature in enumerate(TEMPERATURES):
@@ -120,3 +120,16 @@ def _foot(found: Iterable[Latency]) -> str:
         "marker. An arm without a point does not serve that cell, or was found wrong there (table `cells` of the record says why). "
         f"{hardware}: {', '.join(sorted(runs))}"
     )
+
+
+def _missing(found: Mapping[Cell, Latency], device: str) -> list[str]:
+    """A line for every command that measures cells of the grid which no run has."""
+    lines = commands(device, EXPERIMENT)
+    absent = {
+        lines[head, steps]: None
+        for head, _, steps in WALKS
+        for batch in BATCHES
+        for temperature in TEMPERATURES
+        if Cell(head, steps, batch, temperature) not in found
+    }
+    return [f"Not measured yet: {line}" for line in absent]

@@ -34,6 +34,8 @@ def test_every_dot_is_a_time_of_the_record(results: Path) -> None:
     drawn = {}
     for (head, steps, temperature), axes in zip(places, figure.axes, strict=True):
         drawn |= {(Cell(head, steps, batch, temperature), arm): time for (arm, batch), time in _points(axes).items()}
+    note = " ".join(" ".join(text.get_text() for text in figure.texts).split())
+    assert "Not measured yet: python -m experiments.run experiment=rivals device=h200 head=markov_v248k" in note
     assert drawn == {(cell, arm): time.value for cell, latency in found.items() for arm, time in latency.times.items()}
 
 
