@@ -20,7 +20,6 @@ What differs from the originals, and by how much:
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -33,6 +32,7 @@ from kernels.device import DeviceSpec
 from kernels.heads.markov import MarkovHead
 from kernels.reference import ReferenceHead
 from kernels.registry import register
+from kernels.triton.admission import admit_triton
 from kernels.walk import Draft, Head, Limits, NanRule, NoiseRule, Resources, Rounding, Unsupported, WalkInputs
 
 if TYPE_CHECKING:
@@ -87,14 +87,7 @@ class CandidateWalk:
                 f"candidate_walk serves ranks up to {MAX_RANK} and up to {MAX_STEPS} steps; got rank {markov.rank} and max_steps "
                 f"{limits.max_steps}; backend=sglang_folded serves any."
             )
-        if importlib.util.find_spec("triton") is None:
-            raise Unsupported("candidate_walk needs Triton, which is not installed; run: pip install -e '.[gpu]'")
-        from kernels.triton.candidate_walk import interpreted
-
-        if markov.device.type != "cuda" and not interpreted():
-            raise Unsupported(
-                f"candidate_walk on {markov.device} needs Triton's interpreter; set TRITON_INTERPRET=1 before starting Python."
-            )
+        admit_triton(self.name, markov.device)
         return CandidatePrepared(markov, limits, self.options)
 
 

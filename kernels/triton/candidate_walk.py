@@ -10,6 +10,7 @@ Importing this module needs Triton; on CPU tensors also TRITON_INTERPRET=1 befor
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -19,7 +20,7 @@ from torch import Tensor
 from kernels.triton.murmur import hashed_gumbel, hashed_word
 
 _CHUNK = 256  # of the rank: rows of W2 in registers at once
-_WARPS = 8
+_LAUNCH: dict[str, Any] = {"num_warps": 8}
 _NOBODY = tl.constexpr(2147483647)
 
 
@@ -146,18 +147,18 @@ def walk(
     rank, width = w2.shape[1], table[0].shape[1]
     found = base.topk(tops, dim=2, sorted=False)
     temperature, seed, kept = drawn if drawn else (None, None, None)
-    candidates = tops + width
+    constants: dict[str, Any] = {
+        "RANK": rank,
+        "CHUNK": min(triton.next_power_of_2(rank), _CHUNK),
+        "TOP": tops,
+        "TABLE": width,
+        "TOP_BLOCK": triton.next_power_of_2(tops),
+        "TABLE_BLOCK": triton.next_power_of_2(width),
+        "TOUCHED_BLOCK": triton.next_power_of_2(kept.scores.shape[1] * (tops + width)) if kept else 1,
+        "SAMPLING": kept is not None,
+    }
     _walk[(batch,)](
         w1, w2, table[0], table[1], found.indices, found.values, base, anchor, temperature, seed,
         kept.scores if kept else None, kept.touched if kept else None, kept.rounds if kept else None, tokens,
-        base.stride(0), base.stride(1), tokens.stride(0), vocab, steps, kept.scores.shape[1] if kept else 0,
-        RANK=rank, CHUNK=min(triton.next_power_of_2(rank), _CHUNK), TOP=tops, TABLE=width,
-        TOP_BLOCK=triton.next_power_of_2(tops), TABLE_BLOCK=triton.next_power_of_2(width),
-        TOUCHED_BLOCK=triton.next_power_of_2(kept.scores.shape[1] * candidates) if kept else 1,
-        SAMPLING=kept is not None, num_warps=_WARPS,
+        base.stride(0), base.stride(1), tokens.stride(0), vocab, steps, kept.scores.shape[1] if kept else 0, **constants, **_LAUNCH,
     )  # fmt: skip
-
-
-def interpreted() -> bool:
-    """Whether the kernels run in Triton's interpreter, on CPU tensors."""
-    return not isinstance(_walk, triton.runtime.JITFunction)

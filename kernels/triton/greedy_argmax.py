@@ -8,12 +8,15 @@ Importing this module needs Triton; on CPU tensors also TRITON_INTERPRET=1 befor
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 PART = tl.constexpr(4096)
+_LAUNCH: dict[str, Any] = {"num_warps": 8}
 
 
 @triton.jit
@@ -63,6 +66,6 @@ def greedy_argmax(logits: Tensor) -> Tensor:
     value = torch.empty(batch, parts, dtype=torch.float32, device=logits.device)
     token = torch.empty_like(value, dtype=torch.int32)
     out = torch.empty(batch, dtype=torch.int64, device=logits.device)
-    _best_in_part[(batch, parts)](logits, value, token, logits.stride(0), vocab, num_warps=8)  # type: ignore[call-arg]  # the launcher's
+    _best_in_part[(batch, parts)](logits, value, token, logits.stride(0), vocab, **_LAUNCH)
     _best_of_parts[(batch,)](value, token, out, parts, BLOCK=triton.next_power_of_2(parts))
     return out
