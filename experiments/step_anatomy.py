@@ -23,7 +23,7 @@ from experiments.subject import Subject
 from experiments.workload import assert_variants
 from kernels.device import check_live
 
-IDLE = "(between kernels)"
+IDLE = "(between kernels)"  # `analysis.anatomy` knows the row by this name
 _L2 = "cold"
 
 

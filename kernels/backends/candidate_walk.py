@@ -30,6 +30,7 @@ from kernels.admission import admit_head, admit_limits, admit_walk
 from kernels.candidates import CandidateHead
 from kernels.device import DeviceSpec
 from kernels.heads.markov import MarkovHead
+from kernels.philox import MASK
 from kernels.reference import ReferenceHead
 from kernels.registry import register
 from kernels.triton.admission import admit_triton
@@ -115,7 +116,7 @@ class CandidatePrepared:
 
     def round(self) -> int:
         """The round of the next launch, see `kernels.walk.SampledWalk`."""
-        return int(self._drawing().rounds.item()) & 0xFFFFFFFF
+        return int(self._drawing().rounds.item()) & MASK
 
     def launch(self, inputs: WalkInputs, out: Draft) -> None:
         """One walk. Without `Limits.sampling` every row is greedy, whatever its temperature says.

@@ -29,6 +29,7 @@ from kernels.admission import admit_head, admit_limits, admit_walk
 from kernels.device import DeviceSpec
 from kernels.heads.markov import MarkovHead
 from kernels.murmur import ROUND_TOKENS
+from kernels.philox import MASK
 from kernels.registry import register
 from kernels.triton.admission import admit_triton
 from kernels.walk import Draft, Head, Limits, NanRule, NoiseRule, NoOptions, Resources, Rounding, Unsupported, WalkInputs
@@ -94,4 +95,4 @@ class LoopGumbelPrepared:
 
     def round(self) -> int:
         """The round of the next launch, see `kernels.walk.SampledWalk`."""
-        return int(self._rounds.item()) & 0xFFFFFFFF
+        return int(self._rounds.item()) & MASK

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 import sys
 from typing import Any
 
@@ -15,9 +14,9 @@ from kernels.backends import vllm_two_launch
 from kernels.backends.vllm_two_launch import TwoLaunchOptions, TwoLaunchPrepared, VllmTwoLaunch
 from kernels.device import load
 from kernels.heads.markov import MarkovHead
-from kernels.synthetic import synthetic_inputs
 from kernels.walk import Draft, Limits, NoiseRule, Rounding, SampledWalk, Unsupported, WalkInputs
 from tests.kernels.kernel_names import kernel_names
+from tests.kernels.mixed import mixed
 
 CPU = load("cpu")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")  # numpy talks about the NaN that the interpreter makes
@@ -25,19 +24,10 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="needs Triton; install it with: pip install -e '.[gpu]'")
 either_noise = pytest.mark.parametrize("precomputed", [True, False], ids=["stored", "hashed"])
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-TEMPERATURES = [0.0, 0.3, 1.0, 2.0, math.nan, -1.0, 0.7, 1.3]
 
 
 def prepared(head: MarkovHead, batch: int, steps: int, sampling: bool = True, **options: Any) -> TwoLaunchPrepared:
     return VllmTwoLaunch(TwoLaunchOptions(**options)).prepare(head, Limits(batch, steps, sampling), CPU)
-
-
-def mixed(vocab: int, steps: int, batch: int, seed: int = 1) -> WalkInputs:
-    """Temperatures of all kinds, seeds that use both halves of their 64 bits."""
-    plain = synthetic_inputs(vocab, steps, batch, seed, DEVICE)
-    temperature = torch.tensor((TEMPERATURES * batch)[:batch], device=DEVICE)
-    seeds = torch.tensor([(-1) ** row * (row * 0x9E3779B97F4A7 + seed) for row in range(batch)], device=DEVICE)
-    return WalkInputs(plain.base_logits, plain.anchor, temperature, seeds)
 
 
 @needs_triton
