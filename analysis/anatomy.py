@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,8 @@ from analysis.load import Run
 
 EXPERIMENT = "step_anatomy"
 IDLE = "(between kernels)"
+GEMM = "GEMM"
+MAIN_WALK = ("markov_v248k", 1, 0.0)  # head, batch, temperature: what Figure 3 and the table of all arms show
 GROWS_US = 0.05  # a step: a kernel that is launched once a walk is part of a step where it takes so much longer with each
 
 
@@ -43,6 +45,15 @@ class Step:
         return sum(part.time_us.value for part in self.parts if part.kernel != IDLE)
 
 
+def run_of(runs: Sequence[Run], head: str, batch: int, temperature: float) -> Run | None:
+    """The newest run (`all_runs` has it first) that took this walk apart."""
+    for run in runs:
+        first = run.table("cells").iloc[0]
+        if (first["head"], first["batch"], first["temperature"]) == (head, batch, temperature):
+            return run
+    return None
+
+
 def steps(run: Run) -> dict[str, Step]:
     """Every traced arm's step, by variant, in the order of the record."""
     rows = run.table("step_kernels")
@@ -59,7 +70,7 @@ def short_name(kernel: str) -> str:
 
 _KNOWN: Mapping[str, str] = {
     IDLE: IDLE,
-    "nvjet": "GEMM",
+    "nvjet": GEMM,
     "distribution_elementwise": "exponential noise",
     "CUDAFunctor_add": "add",
     "CUDAFunctorOnSelf_add": "add",

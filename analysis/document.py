@@ -2,7 +2,7 @@
 
 A document holds blocks: `<!-- claims:NAME -->...<!-- /claims -->` in Markdown, `/* claims:NAME */.../* /claims */` in Typst.
 NAME is `summary` (the answered claims that have a title), `slopes` (the fitted lines), `latency` (the grid of walk_latency), `rivals` (all arms),
-`ratios` (published speed-ups and ours), `anatomy` (what a step is made of), `record` (which
+`ratios` (published speed-ups and ours), `anatomy` (what a step is made of), `other_gpu` (what of a published time is its GPU's), `record` (which
 runs answer), or a claim id (our value, in a sentence).
 """
 
@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.anatomy import EXPERIMENT as ANATOMY
-from analysis.anatomy import anatomy_table
+from analysis.anatomy import MAIN_WALK, anatomy_table, run_of
 from analysis.answer import Answer, Records, cited
 from analysis.fits import slopes_table
 from analysis.latency import EXPERIMENT, latencies, latency_table
+from analysis.other_gpu import elsewhere, other_gpu_table
 from analysis.rivals import EXPERIMENT as RIVALS
 from analysis.rivals import ratio_table, ratios, rivals_table
 
@@ -100,10 +101,13 @@ def _body(name: str, answers: Sequence[Answer], records: Records) -> str:
     if name == "rivals":
         return f"\n{rivals_table(latencies(records.get(RIVALS, ())))}\n"
     if name == "anatomy":
-        return f"\n{anatomy_table(next(iter(records.get(ANATOMY, ())), None))}\n"
+        return f"\n{anatomy_table(run_of(records.get(ANATOMY, ()), *MAIN_WALK))}\n"
     if name == "ratios":
         claims = [answer.claim for answer in answers]
         return f"\n{ratio_table(ratios(claims, latencies(records.get(RIVALS, ()))))}\n"
+    if name == "other_gpu":
+        claims = [answer.claim for answer in answers]
+        return f"\n{other_gpu_table(elsewhere(claims, latencies(records.get(RIVALS, ())), records.get(ANATOMY, ())))}\n"
     if name == "record":
         return ", ".join(f"{run.experiment}/{run.run_id} ({run.hardware})" for run in cited(answers)) or "not measured yet"
     for answer in answers:
@@ -111,7 +115,7 @@ def _body(name: str, answers: Sequence[Answer], records: Records) -> str:
             claim, ours = answer.claim, answer.ours
             return with_unit(f"{ours.value:{_digits(claim.unit)}}", claim.unit) if ours else "not measured yet"
     raise KeyError(
-        f"no claim and no table is called {name!r}; tables are summary, slopes, latency, rivals, ratios, anatomy and record, claims stand in paper/claims.yaml."
+        f"no claim and no table is called {name!r}; tables are summary, slopes, latency, rivals, ratios, anatomy, other_gpu and record, claims stand in paper/claims.yaml."
     )
 
 

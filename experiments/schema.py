@@ -17,6 +17,10 @@ from kernels.device import DeviceSpec
 GREEDY = 0.0  # the temperature of a walk that takes the largest logit
 
 
+def _is_temperature(value: float) -> bool:
+    return math.isfinite(value) and value >= 0
+
+
 def _positive(key: str, value: int) -> None:
     if value < 1:
         raise ValueError(f"{key}: must be at least 1; got {value}")
@@ -128,12 +132,16 @@ class Variant:
 
 @dataclass(frozen=True)
 class StepSlope:
-    """What one more step costs each arm, and what entering the walk costs: several lengths, interleaved, in fresh processes."""
+    """What one more step costs each arm, and what entering the walk costs: several lengths, interleaved, in fresh processes.
+
+    temperature: of every request, 0 for greedy
+    """
 
     variants: tuple[Variant, ...]
     name: str = "step_slope"
     steps: tuple[int, ...] = (1, 2, 4, 7, 10, 13, 16)
     batch: int = 1
+    temperature: float = 0.0
     replicas: int = 6
     replica_timeout_s: int = 300
     timing: Timing = Timing()
@@ -143,6 +151,8 @@ class StepSlope:
         _arms(self.variants)
         for key in ("batch", "replicas", "replica_timeout_s"):
             _positive(key, getattr(self, key))
+        if not _is_temperature(self.temperature):
+            raise ValueError(f"temperature: needs a finite one, 0 for greedy; got {self.temperature}")
 
 
 @dataclass(frozen=True)
@@ -197,7 +207,7 @@ class WalkLatency:
         _arms(self.variants)
         if not self.batches or min(self.batches) < 1 or len(set(self.batches)) != len(self.batches):
             raise ValueError(f"batches: needs different ones of at least 1; got {list(self.batches)}")
-        right = [temperature for temperature in self.temperatures if math.isfinite(temperature) and temperature >= 0]
+        right = [temperature for temperature in self.temperatures if _is_temperature(temperature)]
         if not right or right != list(self.temperatures) or len(set(right)) != len(right):
             raise ValueError(f"temperatures: needs different finite ones, 0 for greedy; got {list(self.temperatures)}")
         for key in ("replicas", "replica_timeout_s"):

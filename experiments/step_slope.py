@@ -17,7 +17,7 @@ from experiments.stopwatch import Stopwatch
 from experiments.subject import Subject
 from experiments.workload import Arm, Workload, assert_variants, cell_columns, stopwatch_for
 from kernels.device import check_live
-from kernels.walk import ClockedWalk
+from kernels.walk import ClockedWalk, Limits
 
 
 def run(plan: Plan) -> Outcome:
@@ -56,10 +56,10 @@ def take(plan: Plan, replica: int) -> Taken:
     cells: list[Row] = []
     for variant in ask.variants:
         try:
-            arms.append(workload.prepare(variant.label, variant.backend, variant.options))
+            arms.append(workload.prepare(variant.label, variant.backend, variant.options, _limits(ask)))
         except Exception as error:  # this variant's cells say why; the others are measured
             cells += failed_cells(plan, variant, replica, *of_error(error))
-    subjects = [workload.subject(arm, steps) for arm in arms for steps in ask.steps]
+    subjects = [workload.subject(arm, steps, ask.batch, ask.temperature) for arm in arms for steps in ask.steps]
     measured = measure(subjects, stopwatch, ask.timing, config.seed, replica)
     resources = {arm.label: asdict(arm.prepared.resources) for arm in arms}
     return Taken(workload, stopwatch, subjects, measured.samples, cells + measured.cells, measured.notes, resources)
@@ -82,17 +82,23 @@ def _ask(plan: Plan) -> StepSlope:
     return cast(StepSlope, plan.config.experiment)
 
 
+def _limits(ask: StepSlope) -> Limits:
+    """What an engine would prepare for these walks."""
+    return Limits(ask.batch, max(ask.steps), sampling=ask.temperature > 0)
+
+
 def _clocks(
     variants: Sequence[Variant], workload: Workload, stopwatch: Stopwatch, ask: StepSlope, replica: int
 ) -> tuple[list[Row], list[str]]:
     rows: list[Row] = []
     for variant in variants:
         try:
-            arm = workload.prepare(variant.label, variant.backend, {**variant.options, "clocks": True})
+            arm = workload.prepare(variant.label, variant.backend, {**variant.options, "clocks": True}, _limits(ask))
             if not isinstance(arm.prepared, ClockedWalk):
                 raise TypeError(f"backend {variant.backend} with clocks=true stamps no steps")
             for steps in ask.steps:
-                rows += step_clocks(arm.prepared, workload.subject(arm, steps), stopwatch, ask.timing.rounds, replica)
+                subject = workload.subject(arm, steps, ask.batch, ask.temperature)
+                rows += step_clocks(arm.prepared, subject, stopwatch, ask.timing.rounds, replica)
         except Exception as error:
             status, reason = of_error(error)
             return [row for row in rows if row["variant"] != variant.label], [f"no in-kernel clocks of {variant.label}: {status}: {reason}"]
@@ -102,7 +108,7 @@ def _clocks(
 def failed_cells(plan: Plan, variant: Variant, replica: int, status: Status, reason: str) -> list[Row]:
     """The cells of a variant, at all lengths, that was not measured."""
     ask = _ask(plan)
-    named = [cell_columns(plan.config, variant.label, variant.backend, steps, ask.batch) for steps in ask.steps]
+    named = [cell_columns(plan.config, variant.label, variant.backend, steps, ask.batch, ask.temperature) for steps in ask.steps]
     return [cell_row(columns, replica, status, reason) for columns in named]
 
 

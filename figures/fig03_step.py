@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.anatomy import EXPERIMENT, IDLE, Part, Step, steps
+from analysis.anatomy import EXPERIMENT, IDLE, MAIN_WALK, Part, Step, run_of, steps
 from analysis.load import Run, all_runs, measure_command, newest_run
 from figures.style import FAINT, INK, MUTED, PAGE_IN, look, note
 
@@ -23,7 +23,7 @@ SMALL_US = 1.0  # kernels of less are drawn as one
 def draw(results: Path, device: str) -> Figure:
     """The figure from the newest capacity run, and the newest step_anatomy run on `device` if there is one."""
     capacity = newest_run(results, "capacity")
-    traced = next(iter(all_runs(results, EXPERIMENT, device)), None)
+    traced = run_of(all_runs(results, EXPERIMENT, device), *MAIN_WALK)
     figure = plt.figure(figsize=(PAGE_IN, 2.75))
     foot = note(figure, _foot(capacity, traced, device))
     grid = figure.add_gridspec(1, 2, left=0.065, right=0.985, bottom=foot + 0.13, top=0.91, wspace=0.34, width_ratios=(1, 0.82))

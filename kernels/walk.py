@@ -27,7 +27,7 @@ class Rounding(StrEnum):
     """
 
     TWICE = "twice"  # rho(L + rho(b)): SGLang folded and eager, the vLLM loop
-    ONCE = "once"  # rho(L + b): vLLM addmm
+    ONCE = "once"  # rho(L + b): vLLM addmm, where the library adds before it rounds
     NEVER = "never"  # L + b in fp32: SGLang MarkovGreedyStep
     INT8 = "int8"  # W2 int8 rows, u in two int8 planes, exact int32 sums, one rho: the resident walk
     APPROXIMATE = "approximate"  # pruned candidates: no oracle, agreement is measured instead

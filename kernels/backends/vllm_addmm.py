@@ -1,4 +1,4 @@
-"""vLLM's walk with the bias folded into the GEMM: logits = base + u W2^T as one addmm with beta = 1, one rounding.
+"""vLLM's walk with the bias folded into the GEMM: logits = base + u W2^T as one addmm with beta = 1.
 
 Stands for: vLLM pull request 50737 (open). Samples lie step-major, so that the step's base logits
 [batch, vocab] are contiguous and the GEMM updates them in place; then torch argmax (NaN wins). cuBLAS accumulates in fp32 and
@@ -12,6 +12,7 @@ Left out: the lm_head GEMM, the LogitsProcessor's checks, and vLLM's own greedy_
 
 from __future__ import annotations
 
+from functools import cache
 from typing import ClassVar
 
 import torch
@@ -32,11 +33,14 @@ class VllmAddmm:
     name: ClassVar[str] = "vllm_addmm"
     archs: ClassVar[tuple[str, ...]] = ("cuda",)
     nan_rule: ClassVar[NanRule] = NanRule.WINS
-    rounding: ClassVar[Rounding] = Rounding.ONCE
     Options: ClassVar[type[NoOptions]] = NoOptions
 
     def __init__(self, options: NoOptions) -> None:
         pass
+
+    @property
+    def rounding(self) -> Rounding:
+        return rounding_of_addmm("cuda" if torch.cuda.is_available() else "cpu")
 
     def prepare(self, head: Head, limits: Limits, device: DeviceSpec) -> AddmmPrepared:
         admit_limits(self.name, limits, sampling=False)
@@ -67,3 +71,21 @@ class AddmmPrepared:
             previous = logits[step].addmm_(latent, self._head.w2.T).argmax(dim=1)
             tokens.append(previous)
         out.tokens.copy_(torch.stack(tokens, dim=1))
+
+
+@cache
+def rounding_of_addmm(device: str) -> Rounding:
+    """Whether torch's bf16 addmm rounds once or twice on this device, by a sum that tells: 256 + (1 + 2^-8) is 258 if it is rounded once, and
+    256 if the product is rounded to 1 before.
+
+    Raises:
+        RuntimeError: it is neither.
+    """
+    base = torch.full((16, 8192), 256.0, dtype=torch.bfloat16, device=device)  # the size of a small walk's step
+    latent, w2 = torch.zeros(16, 256, dtype=torch.bfloat16, device=device), torch.zeros(8192, 256, dtype=torch.bfloat16, device=device)
+    latent[:, 0], latent[:, 1], w2[:, :2] = 1.0, 2.0**-8, 1.0
+    answers = {258.0: Rounding.ONCE, 256.0: Rounding.TWICE}
+    found = base.addmm_(latent, w2.T).unique().tolist()
+    if len(found) != 1 or found[0] not in answers:
+        raise RuntimeError(f"torch's bf16 addmm on {device} makes {found} of 256 + (1 + 2^-8); expected 258 everywhere, or 256.")
+    return answers[found[0]]

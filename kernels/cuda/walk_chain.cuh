@@ -102,6 +102,7 @@ struct ChainScore {
       for (int stage = 0; stage < S.stages; stage++) cuda::ptx::mbarrier_init(&smem.full[warp * S.stages + stage], 1);
       cuda::ptx::fence_mbarrier_init(cuda::ptx::sem_release, cuda::ptx::scope_cluster);
     }
+    __syncwarp();  // all lanes will wait on them
     for (int stage = 0; stage < S.stages; stage++) fill();
     for (int of = 0; of < min(S.batch, p.batch); of++) fetch_base(smem.base + of * kRows, p, of, step, kRows, threadIdx.x, kThreads);
     if constexpr (!S.bf16)

@@ -11,7 +11,7 @@ from analysis.load import newest_run
 def test_a_step_is_what_the_longer_walk_has_more(results: Path) -> None:
     step = steps(newest_run(results, EXPERIMENT))["sglang_folded"]
     assert [(part.kernel, part.launches) for part in step.parts] == [
-        ("gemv2T", 1),
+        ("GEMM", 1),
         ("_race_in_tile", 1),
         ("add", 1),
         ("small", 2),

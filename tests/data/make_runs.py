@@ -223,7 +223,7 @@ def rivals(root: Path, head: str, *, run_id: str = "20260101T000000Z-h200-000000
 
 # kernel: launches and us a step of SGLang's default walk, and what the whole walk has once
 ANATOMY = {
-    "void gemv2T<bf16>(int)": (1, 33.0, 0.0),
+    "nvjet_sm90_tst_512x8_64x3_2x1_v_bz_TNT": (1, 33.0, 0.0),
     "_race_in_tile": (1, 4.5, 0.0),
     "void at::CUDAFunctor_add<f>()": (1, 2.0, 0.0),
     "small": (2, 0.8, 3.0),
@@ -231,10 +231,10 @@ ANATOMY = {
 ANATOMY |= {"(between kernels)": (0, 5.5, 1.0)}
 
 
-def step_anatomy(root: Path, *, run_id: str = "20260101T000000Z-h200-00000000") -> Path:
+def step_anatomy(root: Path, head: str = "markov_v248k", *, run_id: str = "20260101T000000Z-h200-00000000") -> Path:
     """A step_anatomy run on an H200 of one arm."""
-    tables = walk_latency_tables("markov_v248k", (7, 15), (1,), (0.0,), arms=("sglang_folded",))
-    of = {"device": "h200", "head": "markov_v248k", "backend": "sglang_folded", "variant": "sglang_folded", "vocab": 248_320, "rank": 256}
+    tables = walk_latency_tables(head, (7, 15), (1,), (0.0,), arms=("sglang_folded",))
+    of = {"device": "h200", "head": head, "backend": "sglang_folded", "variant": "sglang_folded", "vocab": 248_320, "rank": 256}
     of |= {"batch": 1, "temperature": 0.0, "inputs": "synthetic", "l2": "cold"}
     rows = [
         of
