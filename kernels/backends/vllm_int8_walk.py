@@ -28,7 +28,7 @@ from kernels.backends.resident_sm90 import ResidentOptions, ResidentSm90
 from kernels.build import Kernel
 from kernels.device import DeviceSpec
 from kernels.persistent import PersistentWalk, admit
-from kernels.placement import GREEDY_BATCH, MAX_BATCH, BatchedPlacement
+from kernels.placement import GREEDY_BATCH, MAX_BATCH, BatchedPlacement, Placement
 from kernels.registry import register
 from kernels.walk import Head, Limits, NanRule, NoOptions, Rounding, Unsupported
 
