@@ -134,7 +134,8 @@ def include_dirs() -> list[Path]:
 
 def _compile(source: str, entry: str, arch: str, options: list[str], source_sha256: str) -> Kernel:
     nvrtc = _nvrtc()
-    flags = [*options, *(f"--include-path={path}" for path in include_dirs())]
+    # Without --no-cache a kernel that NVRTC finds in the driver's compute cache comes without ptxas's report. It changes no cubin, so no hash has it.
+    flags = [*options, "--no-cache", *(f"--include-path={path}" for path in include_dirs())]
     (program,) = _checked(nvrtc.nvrtcCreateProgram(source.encode(), f"{entry}.cu".encode(), 0, [], []))
     try:
         (code,) = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])

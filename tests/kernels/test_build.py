@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from kernels import build as room
 from kernels.build import BuildError, Kernel, build, include_dirs, source_closure
@@ -265,3 +266,11 @@ def test_missing_cccl_headers_are_a_sentence(tmp_path: Path, monkeypatch: pytest
         include_dirs()
     (tmp_path / "include" / "cccl" / "cuda" / "ptx").mkdir(parents=True)  # a toolkit keeps them here
     assert include_dirs() == [room.CUDA_ROOM, tmp_path / "include", tmp_path / "include" / "cccl"]
+
+
+@pytest.mark.gpu
+def test_what_the_drivers_own_cache_holds_has_its_report_all_the_same(cache_dir: Path) -> None:
+    torch.cuda.init()  # without a context NVRTC has no such cache
+    first = build(KEY, "key", "sm_90a")
+    shutil.rmtree(cache_dir)
+    assert build(KEY, "key", "sm_90a") == first
