@@ -52,17 +52,27 @@ def take(plan: Plan, replica: int) -> Taken:
     """All variants at all lengths, interleaved, in this process."""
     ask, config = _ask(plan), plan.config
     workload, stopwatch = Workload(config, max(ask.steps), ask.batch), stopwatch_for(config.device)
-    arms: list[Arm] = []
+    subjects: list[Subject] = []
     cells: list[Row] = []
+    resources: dict[str, dict[str, Any]] = {}
     for variant in ask.variants:
         try:
-            arms.append(workload.prepare(variant.label, variant.backend, variant.options, _limits(ask)))
+            arms = _prepare(workload, variant, ask)
         except Exception as error:  # this variant's cells say why; the others are measured
             cells += failed_cells(plan, variant, replica, *of_error(error))
-    subjects = [workload.subject(arm, steps, ask.batch, ask.temperature) for arm in arms for steps in ask.steps]
+            continue
+        subjects += [workload.subject(arm, steps, ask.batch, ask.temperature) for arm, steps in zip(arms, ask.steps, strict=True)]
+        resources[variant.label] = asdict(arms[0].prepared.resources)
     measured = measure(subjects, stopwatch, ask.timing, config.seed, replica)
-    resources = {arm.label: asdict(arm.prepared.resources) for arm in arms}
     return Taken(workload, stopwatch, subjects, measured.samples, cells + measured.cells, measured.notes, resources)
+
+
+def _prepare(workload: Workload, variant: Variant, ask: StepSlope) -> list[Arm]:
+    """The variant's arm for every length. A greedy one serves them all; one that samples counts its launches, and lengths are timed interleaved,
+    so that each needs a count of its own."""
+    own = len(ask.steps) if ask.temperature else 1
+    arms = [workload.prepare(variant.label, variant.backend, variant.options, _limits(ask)) for _ in range(own)]
+    return arms * (len(ask.steps) // own)
 
 
 def run_replica(plan: Plan, replica: int) -> Outcome:

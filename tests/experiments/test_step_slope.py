@@ -2,18 +2,22 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from experiments import record, step_slope
 from experiments.convert import ConfigError
 from experiments.execute import execute
+from experiments.measure import Measured
 from experiments.outcome import Status
 from experiments.plan import Plan
 from experiments.replicas import Part
 from experiments.schema import StepSlope, Timing, Variant
+from experiments.workload import Arm, Workload, create
+from kernels.walk import Draft, Limits, Resources, WalkInputs
 
 ARMS = (
     Variant("bits", "reference"),
@@ -42,6 +46,31 @@ def test_replicas_in_fresh_processes_become_one_record(slope: Plan) -> None:
     assert orders[0] != orders[1]  # each replica has an order of its own
     assert set(run.meta["resources"]) == {"bits", "int8"}
     assert run.meta["protocol"]["replicas"] == 2
+
+
+@pytest.mark.parametrize(("temperature", "own"), [(0.0, 1), (1.0, 2)])
+def test_lengths_share_a_walk_unless_it_counts_its_rounds(
+    temperature: float, own: int, slope: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: list[object] = []
+
+    class Prepared:
+        resources = Resources()
+
+        def launch(self, inputs: WalkInputs, out: Draft) -> None:
+            launched.append(self)
+
+    def prepare(self: Workload, label: str, backend: str, options: Mapping[str, Any], limits: Limits) -> Arm:
+        assert limits == Limits(1, 3, sampling=temperature > 0)
+        return Arm(label, create(backend, options), Prepared())
+
+    monkeypatch.setattr(Workload, "prepare", prepare)
+    monkeypatch.setattr(step_slope, "measure", lambda *_: Measured([], [], []))
+    ask = StepSlope(ARMS[:1], steps=(1, 3), temperature=temperature)
+    for subject in step_slope.take(replace(slope, config=replace(slope.config, experiment=ask)), 0).subjects:
+        assert subject.cell["temperature"] == temperature
+        subject.launch()
+    assert (len(launched), len(set(launched))) == (2, own)
 
 
 def _parts(monkeypatch: pytest.MonkeyPatch, *parts: Part) -> None:
