@@ -12,6 +12,7 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from experiments.drafter.pair import PairConfig
 from kernels.device import DeviceSpec
 
 GREEDY = 0.0  # the temperature of a walk that takes the largest logit
@@ -296,7 +297,33 @@ class Exchange:
             raise ValueError(f"ctas: from 2 to 256 CTAs can agree; got {list(self.ctas)}")
 
 
-Experiment = Smoke | StepSlope | ToyWalk | Capacity | PackingMap | Exchange | WalkLatency | Placement | StepBreakdown | Rivals | StepAnatomy
+@dataclass(frozen=True)
+class TrainPair:
+    """What a pair learns. logged: steps between two rows; held_out: sequences of each source to ask."""
+
+    name: str = "train_pair"
+    logged: int = 25
+    held_out: int = 8
+
+    def __post_init__(self) -> None:
+        for key in ("logged", "held_out"):
+            _positive(key, getattr(self, key))
+
+
+Experiment = (
+    Smoke
+    | StepSlope
+    | ToyWalk
+    | Capacity
+    | PackingMap
+    | Exchange
+    | WalkLatency
+    | Placement
+    | StepBreakdown
+    | Rivals
+    | StepAnatomy
+    | TrainPair
+)
 EXPERIMENTS: dict[str, type[Experiment]] = {
     "smoke": Smoke,
     "step_slope": StepSlope,
@@ -309,18 +336,20 @@ EXPERIMENTS: dict[str, type[Experiment]] = {
     "step_breakdown": StepBreakdown,
     "rivals": Rivals,
     "step_anatomy": StepAnatomy,
+    "train_pair": TrainPair,
 }
 
 
 @dataclass(frozen=True)
 class Config:
-    """One run. `seed` orders the samples; heads and inputs have their own seeds."""
+    """One run. `seed` orders the samples; heads, inputs and pairs have their own seeds. `pair` is for those who ask a trained pair."""
 
     device: DeviceSpec
     head: HeadConfig
     backend: BackendConfig
     experiment: Experiment
     inputs: InputsConfig = InputsConfig()
+    pair: PairConfig | None = None
     output: str = "runs"
     seed: int = 0
 

@@ -91,7 +91,9 @@ def _draw_step(axes: Axes, step: Step | None) -> None:
     bars: list[tuple[str, float, Part | None]] = [(_bar_name(part), part.time_us.value, part) for part in large]
     if small:
         launches = sum(part.launches for part in small)
-        bars.insert(len(bars) - 1, (f"others, {launches:g}×" if launches > 1 else "others", sum(part.time_us.value for part in small), None))
+        bars.insert(
+            len(bars) - 1, (f"others, {launches:g}×" if launches > 1 else "others", sum(part.time_us.value for part in small), None)
+        )
     for place, (name, time_us, part) in enumerate(bars):
         color = FAINT if part is not None and part.kernel == IDLE else look(ARM).color
         axes.barh(-place, time_us, height=0.66, color=color, gid=f"part {name}")

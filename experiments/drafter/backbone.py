@@ -1,0 +1,54 @@
+"""The parallel part of a DSpark drafter: all tokens of a block guessed in one pass, from hidden states of the target's middle layers.
+
+Source: DeepSpec's `deepspec/modeling/dspark`, at our sizes. A block starts at an anchor, the last known token: its queries are the anchor's
+embedding and gamma - 1 masks. Keys and values are those of the target's taps at all positions before the anchor, projected once, and those of the
+block itself, which sees all of itself. Embedding and LM head are the target's and stay as they are.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from experiments.drafter.pair import PairConfig
+from experiments.drafter.transformer import Stack, linear, norm
+
+
+class Backbone(nn.Module):
+    """Everything but the serial head. mask: the token whose embedding stands for a slot to be guessed."""
+
+    def __init__(self, config: PairConfig, mask: int) -> None:
+        super().__init__()
+        self.block, self.mask = config.block, mask
+        self.project = linear(len(config.taps) * config.width, config.width)
+        self.blocks = Stack(config.draft_layers, config.width, config.attention_heads)
+
+    def forward(self, taps: Tensor, anchors: Tensor, positions: Tensor, embedding: Tensor) -> Tensor:
+        """Hidden states [batch, anchors, block, width] of all blocks.
+
+        taps: [batch, context, taps * width]; anchors: [batch, anchors] int64 tokens, at `positions` [batch, anchors] of the context; what a
+        tap holds from there on is not read.
+        embedding: [vocab, width], the target's.
+        """
+        batch, count = anchors.shape
+        length, queries = taps.shape[1], count * self.block
+        tokens = torch.full((batch, count, self.block), self.mask, device=taps.device)
+        tokens[:, :, 0] = anchors
+        slots = (positions[:, :, None] + torch.arange(self.block, device=taps.device)).flatten(1)
+        places = torch.cat([torch.arange(length, device=taps.device).expand(batch, -1), slots], dim=1)
+        context = norm(self.project(taps))
+        x = norm(functional.embedding(tokens.flatten(1), embedding)).to(context.dtype)
+        mask = self._visible(positions, length, queries)
+        for block in self.blocks:
+            normed = norm(x)
+            keys_and_values = block.keys_and_values(torch.cat([context, normed], dim=1), places)
+            x = block(x, block.queries(normed, slots), *keys_and_values, mask)
+        return norm(x).unflatten(1, (count, self.block))
+
+    def _visible(self, positions: Tensor, length: int, queries: int) -> Tensor:
+        """[batch, 1, queries, length + queries] bool: the context before the own anchor, and the own block."""
+        before = torch.arange(length, device=positions.device) < positions.repeat_interleave(self.block, dim=1)[:, :, None]
+        owner = torch.arange(queries, device=positions.device) // self.block
+        own = (owner[:, None] == owner).expand(len(positions), -1, -1)
+        return torch.cat([before, own], dim=2)[:, None]

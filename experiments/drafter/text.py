@@ -1,0 +1,60 @@
+"""The corpus in tokens: one long training sequence, and held-out documents by source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from experiments.drafter.corpus import Document
+from experiments.drafter.pair import PairConfig
+from experiments.drafter.vocabulary import BytePairs, QwenBytePairs, Vocabulary
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A document that no model was trained on: tokens [n] int64, the separator first."""
+
+    source: str
+    name: str
+    tokens: Tensor
+
+
+@dataclass(frozen=True)
+class Text:
+    """train: [tokens] int64 of all other documents, each after a separator."""
+
+    train: Tensor
+    held_out: tuple[HeldOut, ...]
+
+    def counts(self, vocab: int) -> Tensor:
+        """[vocab] int64: how often each token stands in `train`."""
+        return torch.bincount(self.train, minlength=vocab)
+
+
+def vocabulary_for(config: PairConfig, documents: Sequence[Document]) -> Vocabulary:
+    """The vocabulary of the config; byte pairs see training documents only.
+
+    Raises:
+        ValueError: it has another size than the config says.
+    """
+    if config.vocabulary == "qwen":
+        found: Vocabulary = QwenBytePairs()
+    else:
+        found = BytePairs.trained([document.text for document in documents if not document.held_out], config.vocab)
+    if found.size != config.vocab:
+        raise ValueError(f"pair.vocab: {config.vocabulary} has {found.size} logits; got {config.vocab}")
+    return found
+
+
+def tokenize(documents: Sequence[Document], vocabulary: Vocabulary) -> Text:
+    """Every document in tokens, in the order given."""
+    tokens = [
+        torch.tensor([vocabulary.separator, *encoded], dtype=torch.int64)
+        for encoded in vocabulary.encode([document.text for document in documents])
+    ]
+    train = [own for document, own in zip(documents, tokens, strict=True) if not document.held_out]
+    held_out = [HeldOut(document.source, document.name, own) for document, own in zip(documents, tokens, strict=True) if document.held_out]
+    return Text(torch.cat(train), tuple(held_out))
