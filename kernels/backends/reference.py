@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -11,12 +11,12 @@ from kernels.admission import admit_limits, admit_walk
 from kernels.device import DeviceSpec
 from kernels.reference import ReferenceHead, walk
 from kernels.registry import register
-from kernels.walk import Draft, Head, Limits, NanRule, Resources, Rounding, Unsupported, WalkInputs
+from kernels.walk import Draft, Head, Limits, NanRule, NoiseRule, Resources, Rounding, Unsupported, WalkInputs
 
 
 @register
 class Reference:
-    """The greedy oracle under one rounding rule."""
+    """The oracle under one rounding rule; rows with temperature > 0 are drawn by rule GUMBEL."""
 
     name: ClassVar[str] = "reference"
     archs: ClassVar[tuple[str, ...]] = ("cpu",)
@@ -39,24 +39,32 @@ class Reference:
         return self._rounding
 
     def prepare(self, head: Head, limits: Limits, device: DeviceSpec) -> ReferencePrepared:
-        admit_limits(self.name, limits, sampling=False)
+        admit_limits(self.name, limits, sampling=True)
         if not isinstance(head, ReferenceHead):
             raise Unsupported(f"the {head.kind!r} head has no exact step, so backend reference cannot run it; add step_logits to its file.")
         return ReferencePrepared(head, limits, self._rounding)
 
 
-@dataclass(frozen=True)
 class ReferencePrepared:
-    """The oracle bound to one head."""
+    """The oracle bound to one head, and the count of its launches. Without `Limits.sampling` every row is greedy."""
 
-    head: ReferenceHead
-    limits: Limits
-    rounding: Rounding
-    resources: Resources = field(default_factory=Resources)
+    noise: ClassVar[NoiseRule] = NoiseRule.GUMBEL
+    resources: ClassVar[Resources] = Resources()
+
+    def __init__(self, head: ReferenceHead, limits: Limits, rounding: Rounding) -> None:
+        self._head, self._limits, self._rounding = head, limits, rounding
+        self._round = 0
+
+    def round(self) -> int:
+        """The round of the next launch, see `kernels.walk.SampledWalk`."""
+        return self._round
 
     def launch(self, inputs: WalkInputs, out: Draft) -> None:
-        admit_walk(Reference.name, inputs, out, self.limits, self.head, dtypes=(torch.bfloat16, torch.float16, torch.float32))
-        result = walk(self.head, inputs, self.rounding, keep_logits=out.logits is not None)
+        admit_walk(Reference.name, inputs, out, self._limits, self._head, dtypes=(torch.bfloat16, torch.float16, torch.float32))
+        if not self._limits.sampling:
+            inputs = replace(inputs, temperature=torch.zeros_like(inputs.temperature))
+        result = walk(self._head, inputs, self._rounding, keep_logits=out.logits is not None, noise=self.noise, round=self._round)
+        self._round += 1
         out.tokens.copy_(result.tokens)
         if out.logits is not None and result.logits is not None:
             out.logits.copy_(result.logits)

@@ -42,13 +42,12 @@ def test_replicas_in_fresh_processes_become_one_record(latency: Plan) -> None:
     cells = run.tables["cells"].to_pylist()
     assert Counter(_place(row) for row in cells) == dict.fromkeys(GRID, 2 * 2)
     ended = {(row["variant"], row["temperature"], row["status"]) for row in cells}
-    assert ended == {("bits", 0.0, "ok"), ("bits", 1.0, "unsupported"), ("resident", 0.0, "unsupported"), ("resident", 1.0, "unsupported")}
-    assert all("greedy only" in row["reason"] for row in cells if row["variant"] == "bits" and row["temperature"])
+    assert ended == {("bits", 0.0, "ok"), ("bits", 1.0, "ok"), ("resident", 0.0, "unsupported"), ("resident", 1.0, "unsupported")}
     samples = run.tables["samples"].to_pylist()
     assert Counter((*_place(row), row["l2"], row["replica"]) for row in samples) == {
-        (steps, batch, 0.0, l2, replica): 2 for steps in (1, 3) for batch in (1, 2) for l2 in ("cold", "hot") for replica in (0, 1)
+        (*place, l2, replica): 2 for place in GRID for l2 in ("cold", "hot") for replica in (0, 1)
     }
-    assert set(run.meta["resources"]) == {"bits.g1.bs1.greedy", "bits.g3.bs1.greedy", "bits.g1.bs2.greedy", "bits.g3.bs2.greedy"}
+    assert set(run.meta["resources"]) == {f"bits.{Cell(*place)}" for place in GRID}
     assert run.meta["protocol"]["replicas"] == 2
 
 
@@ -142,10 +141,10 @@ def test_a_lost_replica_is_a_row_for_every_arm_of_every_cell(latency: Plan, monk
 def test_a_run_without_one_right_cell_says_what_failed_and_not_what_was_never_meant(latency: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     part = walk_latency.run_replica(latency, 0)
     rows = part.tables["cells"]
-    sampled = [row for row in rows if row["temperature"]]
-    assert _run(latency, monkeypatch, Part(0, Status.OK, "", {"cells": sampled})).status is Status.UNSUPPORTED
-    broken = {**sampled[-1], "status": "incorrect", "reason": "request 0"}
-    outcome = _run(latency, monkeypatch, Part(0, Status.OK, "", {"cells": [*sampled, broken]}))
+    refused = [row for row in rows if row["variant"] == "resident"]
+    assert _run(latency, monkeypatch, Part(0, Status.OK, "", {"cells": refused})).status is Status.UNSUPPORTED
+    broken = {**refused[-1], "status": "incorrect", "reason": "request 0"}
+    outcome = _run(latency, monkeypatch, Part(0, Status.OK, "", {"cells": [*refused, broken]}))
     assert (outcome.status, outcome.reason) == (Status.INCORRECT, "request 0")
 
 

@@ -12,7 +12,7 @@ from kernels.device import load
 from kernels.heads.markov import MarkovHead
 from kernels.registry import create
 from kernels.synthetic import synthetic_inputs
-from kernels.walk import Draft, Limits, Rounding, Unsupported
+from kernels.walk import Draft, Limits, NoiseRule, Rounding, SampledWalk, Unsupported, WalkInputs
 
 CPU = load("cpu")
 
@@ -32,14 +32,33 @@ def test_it_is_the_oracle(rounding: str, dtype: torch.dtype) -> None:
         assert stray_logits(draft.logits, draft.tokens, head, inputs, backend.rounding) == 0
 
 
+def test_it_draws_by_rule_gumbel_and_counts_its_launches() -> None:
+    head, plain = MarkovHead.synthetic(101, 16, 0), synthetic_inputs(101, 5, 3, 1)
+    inputs = WalkInputs(plain.base_logits, plain.anchor, torch.tensor([0.0, 0.7, 2.0]), plain.seed)
+    prepared, greedy = (create("reference").prepare(head, Limits(3, 5, sampling), CPU) for sampling in (True, False))
+    assert isinstance(prepared, SampledWalk)
+    drawn = []
+    for round in (0, 1):
+        assert prepared.round() == round
+        draft = Draft.like(inputs, logits=True)
+        prepared.launch(inputs, draft)
+        assert check(draft.tokens, head, inputs, Rounding.TWICE, exact=True, noise=NoiseRule.GUMBEL, round=round).ok
+        assert draft.logits is not None
+        assert stray_logits(draft.logits, draft.tokens, head, inputs, Rounding.TWICE) == 0
+        drawn.append(draft.tokens)
+    assert torch.equal(drawn[0][0], drawn[1][0]), "the greedy row"
+    assert not torch.equal(drawn[0][1:], drawn[1][1:])
+    draft = Draft.like(inputs)
+    greedy.launch(inputs, draft)
+    assert check(draft.tokens, head, plain, Rounding.TWICE, exact=True).ok
+
+
 def test_what_it_refuses() -> None:
     head, inputs = MarkovHead.synthetic(10, 4), synthetic_inputs(10, 3, 2)
     with pytest.raises(ValueError, match="no rounding 'thrice'; it has: twice, once, never, int8"):
         create("reference", {"rounding": "thrice"})
     with pytest.raises(ValueError, match="no rounding 'approximate'"):
         create("reference", {"rounding": "approximate"})
-    with pytest.raises(Unsupported, match="greedy only"):
-        create("reference").prepare(head, Limits(sampling=True), CPU)
     for limits in (Limits(1, 3), Limits(2, 2)):
         with pytest.raises(ValueError, match="batch 2 and steps 3"):
             create("reference").prepare(head, limits, CPU).launch(inputs, Draft.like(inputs))
