@@ -85,7 +85,7 @@ def _descend(
         total, parts = loss(step)
         if not bool(torch.isfinite(total)):
             raise FloatingPointError(
-                f"the loss is {float(total)} at step {step} of {steps}; lower the rates in experiments/drafter/training.py"
+                f"the loss is {float(total.detach())} at step {step} of {steps}; lower the rates in experiments/drafter/training.py"
             )
         total.backward()
         nn.utils.clip_grad_norm_(model.parameters(), _CLIP)

@@ -1,0 +1,49 @@
+"""A pair small enough for milliseconds, with random weights that are not symmetric in anything."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from experiments.drafter.checkpoint import Pair
+from experiments.drafter.drafter import Drafter
+from experiments.drafter.pair import PairConfig, TrainingConfig
+from experiments.drafter.target import Target
+from experiments.drafter.vocabulary import BytePairs
+
+TEXT = [
+    "def walk(head, inputs):\n    return head(inputs) if inputs else None\n",
+    "the quick brown fox jumps over the lazy dog, twice. " * 3,
+]
+
+
+@pytest.fixture(scope="session")
+def vocabulary() -> BytePairs:
+    return BytePairs.trained(TEXT * 4, 300)
+
+
+def config(**changes: object) -> PairConfig:
+    """V = 300, width 16, blocks of 4."""
+    training = TrainingConfig(steps=3, batch=2, rate=1e-3, rows=7)
+    sizes = {"vocab": 300, "width": 16, "layers": 3, "attention_heads": 2, "taps": (0, 2), "draft_layers": 2, "context": 24, "anchors": 3}
+    return PairConfig(
+        **(
+            {"name": "small", "vocabulary": "byte_pairs", "corpus_mb": 1.0, "rank": 8, "block": 4}
+            | sizes
+            | {"target": training, "drafter": training}
+            | changes
+        )
+    )  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="session")
+def pair(vocabulary: BytePairs) -> Pair:
+    """Random weights in fp32: what starts at zero is drawn too, so that every part counts."""
+    torch.manual_seed(0)
+    made = config()
+    target, drafter = Target(made), Drafter(made, vocabulary.mask)
+    for model in (target, drafter):
+        for weight in model.parameters():
+            torch.nn.init.normal_(weight, std=0.5 if weight.shape[0] == made.vocab else weight.shape[-1] ** -0.5)
+        model.eval().requires_grad_(False)
+    return Pair(made, target, drafter, vocabulary, torch.arange(made.vocab), {})

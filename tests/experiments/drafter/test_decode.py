@@ -1,0 +1,108 @@
+"""Speculative decoding is the target's decoding: the same tokens if greedy, the same distribution if not; each request at its own pace."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from scipy import stats
+
+from experiments.drafter.checkpoint import Pair
+from experiments.drafter.decode import Decoder, Round, decode_plainly
+from experiments.drafter.verify import Rule, verify_greedy, verify_sampled
+from kernels.device import load
+from kernels.heads.markov import MarkovHead
+from kernels.registry import create
+from kernels.walk import Limits, PreparedWalk
+from tests.experiments.drafter.test_target import tokens
+
+
+@pytest.fixture(scope="module")
+def willing(pair: Pair) -> Pair:
+    """A target whose logits are tame, so that drafts pass now and then."""
+    torch.manual_seed(3)
+    target = type(pair.target)(pair.config)
+    target.load_state_dict(pair.target.state_dict())
+    torch.nn.init.normal_(target.lm_head.weight, std=0.02)
+    target.lm_head.weight.data[:8] += 0.3 * torch.randn(8, 16)
+    return replace(pair, target=target.eval().requires_grad_(False))
+
+
+def walk(pair: Pair, steps: int, batch: int, sampling: bool) -> PreparedWalk:
+    weights = {name: weight.bfloat16() for name, weight in pair.drafter.markov_head.state_dict().items()}
+    head = MarkovHead(0.1 * weights["markov_w1.weight"], 0.1 * weights["markov_w2.weight"])
+    return create("reference").prepare(head, Limits(batch, steps, sampling), load("cpu"))
+
+
+@pytest.mark.parametrize(("steps", "batch", "count"), [(4, 1, 20), (2, 3, 17), (1, 2, 5), (4, 3, 1)])
+def test_greedy_output_is_the_targets_own(willing: Pair, steps: int, batch: int, count: int) -> None:
+    prompts, rounds = tokens(batch, 6, 5), list[Round]()
+    decoder = Decoder(willing, walk(willing, steps, batch, False), steps, watch=rounds.append)
+    decoded = decoder.decode(prompts, count)
+    assert [each.tokens for each in decoded] == decode_plainly(willing, prompts, count)
+    for row, each in enumerate(decoded):
+        assert len(each.accepted) == sum(bool(round.live[row]) for round in rounds)
+        assert 1 + sum(each.accepted) + len(each.accepted) >= count, "one from the prompt, and one a round beside what passed"
+    if count > 10:
+        passed = [accepted for each in decoded for accepted in each.accepted]
+        assert min(passed) < max(passed), "some drafts pass and some do not"
+
+
+@pytest.mark.parametrize("rule", list(Rule))
+def test_sampled_tokens_have_the_targets_distribution(rule: Rule) -> None:
+    """One round of 20,000 requests: the first token, drafted or resampled, must be the target's."""
+    generator = torch.Generator().manual_seed(4)
+    requests, vocab, steps = 20_000, 12, 2
+    draft, target = (torch.randn(1, rows, vocab, generator=generator).expand(requests, -1, -1) for rows in (steps, steps + 1))
+    temperature = torch.full((requests,), 0.7)
+    q = torch.softmax(draft[0] / 0.7, dim=1)
+    drafted = torch.stack([torch.multinomial(row, requests, replacement=True, generator=generator) for row in q], dim=1)
+    coins = torch.rand(requests, steps + 1, generator=generator, dtype=torch.float64)
+    verdict = verify_sampled(drafted, draft, target, temperature, coins, rule)
+    assert 0.2 < float(verdict.accepted.float().mean()) < 1.8
+    p = torch.softmax(target[0].double() / 0.7, dim=1)
+    first = torch.where(verdict.accepted > 0, drafted[:, 0], verdict.bonus)
+    assert stats.chisquare(first.bincount(minlength=vocab).numpy(), (p[0] * requests).numpy()).pvalue > 1e-3
+    through = verdict.accepted > 0
+    second = torch.where(verdict.accepted > 1, drafted[:, 1], verdict.bonus)[through]
+    assert stats.chisquare(second.bincount(minlength=vocab).numpy(), (p[1] * int(through.sum())).numpy()).pvalue > 1e-3
+    whole = verdict.bonus[verdict.accepted == steps]
+    assert stats.chisquare(whole.bincount(minlength=vocab).numpy(), (p[2] * len(whole)).numpy()).pvalue > 1e-3
+
+
+def test_a_drafter_that_lies_about_its_distribution_is_caught() -> None:
+    """The check above has teeth: drafts from another distribution than the one stated are not repaired."""
+    generator = torch.Generator().manual_seed(4)
+    draft, target = (torch.randn(1, rows, 12, generator=generator).expand(20_000, -1, -1) for rows in (1, 2))
+    drafted = torch.randint(12, (20_000, 1), generator=generator)
+    coins = torch.rand(20_000, 2, generator=generator, dtype=torch.float64)
+    verdict = verify_sampled(drafted, draft, target, torch.ones(20_000), coins)
+    first = torch.where(verdict.accepted > 0, drafted[:, 0], verdict.bonus)
+    p = torch.softmax(target[0, 0].double(), dim=0)
+    assert stats.chisquare(first.bincount(minlength=12).numpy(), (p * 20_000).numpy()).pvalue < 1e-6
+
+
+def test_a_greedy_verdict_stops_at_the_first_difference() -> None:
+    target = torch.full((3, 4, 5), 0.0)
+    for row, wanted in enumerate(([1, 2, 3, 4], [1, 2, 3, 4], [0, 2, 3, 4])):
+        target[row, torch.arange(4), torch.tensor(wanted)] = 1.0
+    verdict = verify_greedy(torch.tensor([[1, 2, 3], [1, 0, 3], [1, 2, 3]]), target)
+    assert verdict.accepted.tolist() == [3, 1, 0]
+    assert verdict.bonus.tolist() == [4, 2, 0]
+
+
+def test_sampled_decoding_repeats_itself_by_seed_and_only_by_seed(willing: Pair) -> None:
+    prompts = tokens(2, 6, 5)
+
+    def decoded(seed: int) -> list[tuple[int, ...]]:
+        decoder = Decoder(willing, walk(willing, 3, 2, True), 3, temperature=1.0, seed=seed)
+        return [each.tokens for each in decoder.decode(prompts, 12)]
+
+    assert decoded(1) == decoded(1)
+    assert decoded(1) != decoded(2)
+
+
+def test_more_steps_than_a_block_has_are_refused(willing: Pair) -> None:
+    with pytest.raises(ValueError, match="pair small drafts 1 to 4 tokens at once; got steps 5"):
+        Decoder(willing, walk(willing, 5, 1, False), 5)

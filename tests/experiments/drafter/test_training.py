@@ -1,0 +1,81 @@
+"""Training lowers the loss, repeats itself by seed, and goes on where it was killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from experiments.drafter.checkpoint import Pair
+from experiments.drafter.drafter import Drafter
+from experiments.drafter.pair import TrainingConfig
+from experiments.drafter.snapshot import Snapshot, SnapshotError
+from experiments.drafter.target import Target
+from experiments.drafter.training import Progress, train_drafter, train_target
+from tests.experiments.drafter.conftest import config
+
+TEXT = torch.arange(2000) % 37 + 20  # a text that can be learnt
+
+
+def trained_target(state: Path, steps: int = 30, stop: int | None = None) -> tuple[Target, list[Progress]]:
+    made = config(target=TrainingConfig(steps=steps, batch=4, rate=6e-3))
+    torch.manual_seed(0)
+    target, log = Target(made), list[Progress]()
+
+    def report(progress: Progress) -> None:
+        log.append(progress)
+        if progress.step == stop:
+            raise KeyboardInterrupt
+
+    train_target(target, TEXT, report, 7, state)
+    return target, log
+
+
+def test_a_target_learns_and_leaves_no_snapshot(tmp_path: Path) -> None:
+    _, log = trained_target(tmp_path / "target.snapshot")
+    assert [progress.step for progress in log] == list(range(1, 31))
+    assert log[-1].losses["cross_entropy"] < 0.9 * log[0].losses["cross_entropy"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_killed_training_ends_as_one_that_was_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("experiments.drafter.snapshot._EVERY_S", 0.0)
+    whole, _ = trained_target(tmp_path / "whole.snapshot", steps=8)
+    with pytest.raises(KeyboardInterrupt):
+        trained_target(tmp_path / "killed.snapshot", steps=8, stop=5)
+    again, log = trained_target(tmp_path / "killed.snapshot", steps=8)
+    assert [progress.step for progress in log] == [6, 7, 8]
+    for name, weight in whole.state_dict().items():
+        assert torch.equal(again.state_dict()[name], weight), name
+
+
+def test_a_drafter_learns_and_the_target_stays(pair: Pair, tmp_path: Path) -> None:
+    target, _ = trained_target(tmp_path / "target.snapshot")
+    before = {name: weight.clone() for name, weight in target.state_dict().items()}
+    made = config(drafter=TrainingConfig(steps=40, batch=4, rate=6e-3))
+    torch.manual_seed(1)
+    drafter, log = Drafter(made, 1), list[Progress]()
+    train_drafter(drafter, target, TEXT, log.append, 7, tmp_path / "drafter.snapshot")
+    assert log[-1].losses["distance"] < 0.8 * log[0].losses["distance"]
+    assert log[-1].losses["cross_entropy"] < log[0].losses["cross_entropy"]
+    assert all(torch.equal(before[name], weight) for name, weight in target.state_dict().items())
+
+
+def test_a_loss_that_is_no_number_stops_at_once(tmp_path: Path) -> None:
+    made = config()
+    target = Target(made)
+    with torch.no_grad():
+        target.lm_head.weight[3] = torch.nan
+    with pytest.raises(FloatingPointError, match="the loss is nan at step 0 of 3"):
+        train_target(target, TEXT, lambda _: None, 0, tmp_path / "state")
+
+
+@pytest.mark.parametrize("damage", [b"", b"not a snapshot"])
+def test_a_damaged_snapshot_is_a_sentence(damage: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    path.write_bytes(damage)
+    model = torch.nn.Linear(2, 2)
+    snapshot = Snapshot(path, model, torch.optim.AdamW(model.parameters()), torch.Generator())
+    with pytest.raises(SnapshotError, match=r"state is no snapshot of this training \(\w+\); delete it to begin anew"):
+        snapshot.restore()
