@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 
@@ -22,18 +25,29 @@ def vocabulary() -> BytePairs:
     return BytePairs.trained(TEXT * 4, 300)
 
 
-def config(**changes: object) -> PairConfig:
+_TRAINING = TrainingConfig(steps=3, batch=2, rate=1e-3, rows=7)
+_SMALL = PairConfig(
+    name="small",
+    vocabulary="byte_pairs",
+    vocab=300,
+    width=16,
+    layers=3,
+    attention_heads=2,
+    taps=(0, 2),
+    draft_layers=2,
+    context=24,
+    anchors=3,
+    corpus_mb=1.0,
+    target=_TRAINING,
+    drafter=_TRAINING,
+    rank=8,
+    block=4,
+)
+
+
+def config(**changes: Any) -> PairConfig:
     """V = 300, width 16, blocks of 4."""
-    training = TrainingConfig(steps=3, batch=2, rate=1e-3, rows=7)
-    sizes = {"vocab": 300, "width": 16, "layers": 3, "attention_heads": 2, "taps": (0, 2), "draft_layers": 2, "context": 24, "anchors": 3}
-    return PairConfig(
-        **(
-            {"name": "small", "vocabulary": "byte_pairs", "corpus_mb": 1.0, "rank": 8, "block": 4}
-            | sizes
-            | {"target": training, "drafter": training}
-            | changes
-        )
-    )  # type: ignore[arg-type]
+    return replace(_SMALL, **changes)
 
 
 @pytest.fixture(scope="session")
