@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 from dataclasses import asdict, dataclass, field
+from pathlib import PurePath
 from typing import Any
 
 from kernels.device import DeviceSpec
@@ -296,7 +297,45 @@ class Exchange:
             raise ValueError(f"ctas: from 2 to 256 CTAs can agree; got {list(self.ctas)}")
 
 
-Experiment = Smoke | StepSlope | ToyWalk | Capacity | PackingMap | Exchange | WalkLatency | Placement | StepBreakdown | Rivals | StepAnatomy
+@dataclass(frozen=True)
+class Quantization:
+    """What 8-bit formats lose of a head: errors of its weights and of its bias, and the tokens that they change.
+
+    checkpoints: .safetensors files with the head of a DSpark drafter (`experiments.checkpoint`); none: the configured synthetic head
+    rounds:      a .safetensors file with base logits of one drafter (`experiments.recorded_rounds`), whose head is then the only checkpoint;
+                 empty: synthetic base logits
+    tokens:      how many tokens' latents give the bias
+    """
+
+    name: str = "quantization"
+    checkpoints: tuple[str, ...] = ()
+    rounds: str = ""
+    tokens: int = 4096
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _positive("tokens", self.tokens)
+        stems = [PurePath(path).stem for path in self.checkpoints]
+        if len(set(stems)) != len(stems):
+            raise ValueError(f"checkpoints: a head is named by its file, so the files need different names; got {list(self.checkpoints)}")
+        if self.rounds and len(stems) != 1:
+            raise ValueError(f"rounds: belong to one drafter, whose head must be the only checkpoint; got {len(stems)} checkpoints")
+
+
+Experiment = (
+    Smoke
+    | StepSlope
+    | ToyWalk
+    | Capacity
+    | PackingMap
+    | Exchange
+    | WalkLatency
+    | Placement
+    | StepBreakdown
+    | Rivals
+    | StepAnatomy
+    | Quantization
+)
 EXPERIMENTS: dict[str, type[Experiment]] = {
     "smoke": Smoke,
     "step_slope": StepSlope,
@@ -309,6 +348,7 @@ EXPERIMENTS: dict[str, type[Experiment]] = {
     "step_breakdown": StepBreakdown,
     "rivals": Rivals,
     "step_anatomy": StepAnatomy,
+    "quantization": Quantization,
 }
 
 
