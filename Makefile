@@ -53,6 +53,7 @@ bench: $(TESTING) ## measure all that the figures need on this machine's GPU, in
 	$(PY) -m experiments.run experiment=toy_walk
 	$(PY) -m experiments.run experiment=capacity
 	$(PY) -m experiments.run experiment=packing_map
+	$(PY) -m experiments.run experiment=quantization device=$(DEVICE)
 	$(PY) -m experiments.run experiment=step_slope device=$(DEVICE)
 	$(PY) -m experiments.run experiment=walk_latency device=$(DEVICE) head=markov_v129k 'experiment.steps=[5]'
 	$(PY) -m experiments.run experiment=walk_latency device=$(DEVICE) head=markov_v152k 'experiment.steps=[7,16]'

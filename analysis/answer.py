@@ -16,6 +16,8 @@ from analysis.breakdown import part_cost
 from analysis.claim import Book, Claim, Query, Verdict
 from analysis.latency import median_time, sampling_cost, speedup
 from analysis.load import Run, all_runs
+from analysis.quantization import EXPERIMENT as QUANTIZATION
+from analysis.quantization import relative_error
 from analysis.slope import fit, medians
 
 Records = Mapping[str, Sequence[Run]]  # by experiment, the newest run first
@@ -68,7 +70,7 @@ class Answer:
 def all_records(book: Book, root: Path) -> Records:
     """Every run that may answer a claim of the book or stands in a table of its own; experiments without one are left out."""
     names = sorted({ANATOMY} | {name for claim in book.claims if claim.query for name in claim.query.experiments})
-    found = {name: all_runs(root, name, book.device) for name in names}
+    found = {name: all_runs(root, name, _device(name, book)) for name in names}
     return {name: runs for name, runs in found.items() if runs}
 
 
@@ -86,11 +88,13 @@ def cited(answers: Iterable[Answer]) -> list[Run]:
 def run_for(query: Query, records: Records) -> Run | None:
     """The newest run that has the query's cells, of the first experiment that has such a run."""
     runs = (run for name in query.experiments for run in records.get(name, ()))
-    return next((run for run in runs if all(_has(run.table("cells"), cell) for cell in query.cells)), None)
+    return next((run for run in runs if all(_has(run.table(query.table), cell) for cell in query.cells)), None)
 
 
 def measure(query: Query, run: Run) -> Estimate | None:
-    """Our value for `query` in `run`, with its interval over replicas; None where the run did not time it."""
+    """Our value for `query` in `run`, with its interval over replicas (of errors: over heads); None where the run does not have it."""
+    if query.measure == "relative_error":
+        return relative_error(run, matrix=query.matrix, form=query.variant, tokens=query.tokens, over="".join(query.against))
     samples = run.table("samples")
     if query.measure == "median":
         return median_time(samples, query.variant, **query.samples)
@@ -114,8 +118,8 @@ def _answer(claim: Claim, by_id: Mapping[str, Claim], book: Book, records: Recor
         return Answer(claim, Verdict.NOT_MEASURED)
     run = run_for(claim.query, records)
     if run is None:
-        asked = " or ".join(claim.query.experiments)
-        return Answer(claim, Verdict.NOT_MEASURED, reason=f"no run of experiment={asked} on device={book.device} has this cell")
+        asked = " or ".join(f"{name} on device={_device(name, book) or 'any'}" for name in claim.query.experiments)
+        return Answer(claim, Verdict.NOT_MEASURED, reason=f"no run of experiment={asked} has this cell")
     ours = measure(claim.query, run)
     if ours is None:
         return Answer(claim, Verdict.NOT_MEASURED, reason=f"run {run.run_id} has no such samples")
@@ -123,6 +127,11 @@ def _answer(claim: Claim, by_id: Mapping[str, Claim], book: Book, records: Recor
     under = run_for(below, records) if below else None
     floor = measure(below, under) if below and under else None
     return Answer(claim, claim.judge(ours, floor), ours, run)
+
+
+def _device(experiment: str, book: Book) -> str | None:
+    """Whose runs of `experiment` answer; None where every device gives the same numbers."""
+    return None if experiment == QUANTIZATION else book.device
 
 
 def _has(cells: pd.DataFrame, cell: Mapping[str, object]) -> bool:

@@ -11,9 +11,11 @@ from typing import Any, TypeVar, cast
 import yaml
 
 from analysis.bootstrap import Estimate
+from analysis.quantization import EXPERIMENT as QUANTIZATION
+from analysis.quantization import TRAINED
 
 CLAIMS = Path(__file__).resolve().parent.parent / "paper" / "claims.yaml"
-_MEASURES = ("median", "slope", "entry", "ratio", "sampling", "part")
+_MEASURES = ("median", "slope", "entry", "ratio", "sampling", "part", "relative_error")
 _T = TypeVar("_T")
 
 
@@ -39,6 +41,10 @@ class Query:
     measure: `median` (us a call at `steps`), `slope` (us a step), `entry` (us a call), `ratio` (the fastest arm of `against` over `variant`
     at `steps`), `sampling` (`variant` at `temperature` over its greedy walk), or `part` (us a step that `variant` takes longer than the only arm
     of `against`). experiment: who answers, where it is not who usually does.
+
+    `relative_error`: what the format `variant` loses of `matrix` (of trained heads, for `tokens` where the matrix is of tokens), in per cent;
+    with `against`, over what that one format loses. The mean over the run's heads, and from the least to the greatest head's. Nothing of it
+    depends on the device, so any device's run answers, and no other field of a query counts.
     """
 
     measure: str
@@ -51,6 +57,13 @@ class Query:
     l2: str = "cold"
     scope: str = "call"
     experiment: str = ""
+    matrix: str = "w2"
+    tokens: str = ""
+
+    @property
+    def table(self) -> str:
+        """The table that names the cells of a run that may answer."""
+        return "quantization" if self.measure == "relative_error" else "cells"
 
     @property
     def experiments(self) -> tuple[str, ...]:
@@ -59,11 +72,16 @@ class Query:
             return (self.experiment,)
         if self.measure == "part":
             return ("step_breakdown",)
+        if self.measure == "relative_error":
+            return (QUANTIZATION,)
         return ("step_slope",) if self.measure in ("slope", "entry") else ("walk_latency", "step_slope")
 
     @property
     def cells(self) -> list[dict[str, object]]:
-        """The cells that a run must have, as columns of the table `cells`; the query's own comes first."""
+        """The cells that a run must have, as columns of `table`; the query's own comes first."""
+        if self.measure == "relative_error":
+            of: dict[str, object] = {"weights": TRAINED, "matrix": self.matrix, "tokens": self.tokens}
+            return [of | {"format": form} for form in (self.variant, *self.against)]
         own: dict[str, object] = {"head": self.head, "batch": self.batch, "temperature": self.temperature}
         if self.steps:
             own["steps"] = self.steps
@@ -177,6 +195,8 @@ def _claim(entry: Any) -> Claim:
         raise InvalidClaim(f"{name} asks for measure={claim.query.measure!r}; it is one of {', '.join(_MEASURES)}.")
     if claim.query and claim.query.measure == "part" and len(claim.query.against) != 1:
         raise InvalidClaim(f"{name} asks for measure='part' against {list(claim.query.against)}; name the one arm that it is more than.")
+    if claim.query and claim.query.measure == "relative_error" and len(claim.query.against) > 1:
+        raise InvalidClaim(f"{name} asks for measure='relative_error' against {list(claim.query.against)}; name one format, or none.")
     return claim
 
 

@@ -2,8 +2,8 @@
 
 A document holds blocks: `<!-- claims:NAME -->...<!-- /claims -->` in Markdown, `/* claims:NAME */.../* /claims */` in Typst.
 NAME is `summary` (the answered claims that have a title), `slopes` (the fitted lines), `latency` (the grid of walk_latency), `rivals` (all arms),
-`ratios` (published speed-ups and ours), `anatomy` (what a step is made of), `other_gpu` (what of a published time is its GPU's), `record` (which
-runs answer), or a claim id (our value, in a sentence).
+`ratios` (published speed-ups and ours), `errors` and `flips` (what 8-bit formats lose of a head, and the tokens they change), `anatomy` (what a
+step is made of), `other_gpu` (what of a published time is its GPU's), `record` (which runs answer), or a claim id (our value, in a sentence).
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from analysis.answer import Answer, Records, cited
 from analysis.fits import slopes_table
 from analysis.latency import EXPERIMENT, latencies, latency_table
 from analysis.other_gpu import elsewhere, other_gpu_table
+from analysis.quantization import EXPERIMENT as QUANTIZATION
+from analysis.quantization import error_table, flip_table
+from analysis.quantization import run_of as quantization_of
 from analysis.rivals import EXPERIMENT as RIVALS
 from analysis.rivals import ratio_table, ratios, rivals_table
 
@@ -102,6 +105,9 @@ def _body(name: str, answers: Sequence[Answer], records: Records) -> str:
         return f"\n{rivals_table(latencies(records.get(RIVALS, ())))}\n"
     if name == "anatomy":
         return f"\n{anatomy_table(run_of(records.get(ANATOMY, ()), *MAIN_WALK))}\n"
+    if name in ("errors", "flips"):
+        table = error_table if name == "errors" else flip_table
+        return f"\n{table(quantization_of(records.get(QUANTIZATION, ())))}\n"
     if name == "ratios":
         claims = [answer.claim for answer in answers]
         return f"\n{ratio_table(ratios(claims, latencies(records.get(RIVALS, ()))))}\n"
@@ -115,12 +121,12 @@ def _body(name: str, answers: Sequence[Answer], records: Records) -> str:
             claim, ours = answer.claim, answer.ours
             return with_unit(f"{ours.value:{_digits(claim.unit)}}", claim.unit) if ours else "not measured yet"
     raise KeyError(
-        f"no claim and no table is called {name!r}; tables are summary, slopes, latency, rivals, ratios, anatomy, other_gpu and record, claims stand in paper/claims.yaml."
+        f"no claim and no table is called {name!r}; tables are summary, slopes, latency, rivals, ratios, errors, flips, anatomy, other_gpu and record, claims stand in paper/claims.yaml."
     )
 
 
 def _digits(unit: str) -> str:
-    return ".2f" if unit == "us/step" else ".1f"
+    return ".2f" if unit in ("us/step", "%") else ".1f"
 
 
 def _short(text: str) -> str:

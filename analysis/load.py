@@ -91,8 +91,8 @@ def load_run(path: Path | str) -> Run:
     return run
 
 
-def all_runs(root: Path | str, experiment: str, device: str) -> list[Run]:
-    """Every run of `experiment` with status ok on `device`, the newest first.
+def all_runs(root: Path | str, experiment: str, device: str | None) -> list[Run]:
+    """Every run of `experiment` with status ok on `device`, or on any if that is None, the newest first.
 
     Raises:
         InvalidRun: one of them, or the run.json of any other of `experiment`, must not be believed.

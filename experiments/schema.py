@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 from dataclasses import asdict, dataclass, field
+from pathlib import PurePath
 from typing import Any
 
 from experiments.drafter.pair import PairConfig
@@ -310,6 +311,31 @@ class TrainPair:
             _positive(key, getattr(self, key))
 
 
+@dataclass(frozen=True)
+class Quantization:
+    """What 8-bit formats lose of a head: errors of its weights and of its bias, and the tokens that they change.
+
+    checkpoints: .safetensors files with the head of a DSpark drafter (`experiments.checkpoint`); none: the configured synthetic head
+    rounds:      a .safetensors file with base logits of one drafter (`experiments.recorded_rounds`), whose head is then the only checkpoint;
+                 empty: synthetic base logits
+    tokens:      how many tokens' latents give the bias
+    """
+
+    name: str = "quantization"
+    checkpoints: tuple[str, ...] = ()
+    rounds: str = ""
+    tokens: int = 4096
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _positive("tokens", self.tokens)
+        stems = [PurePath(path).stem for path in self.checkpoints]
+        if len(set(stems)) != len(stems):
+            raise ValueError(f"checkpoints: a head is named by its file, so the files need different names; got {list(self.checkpoints)}")
+        if self.rounds and len(stems) != 1:
+            raise ValueError(f"rounds: belong to one drafter, whose head must be the only checkpoint; got {len(stems)} checkpoints")
+
+
 Experiment = (
     Smoke
     | StepSlope
@@ -323,6 +349,7 @@ Experiment = (
     | Rivals
     | StepAnatomy
     | TrainPair
+    | Quantization
 )
 EXPERIMENTS: dict[str, type[Experiment]] = {
     "smoke": Smoke,
@@ -337,6 +364,7 @@ EXPERIMENTS: dict[str, type[Experiment]] = {
     "rivals": Rivals,
     "step_anatomy": StepAnatomy,
     "train_pair": TrainPair,
+    "quantization": Quantization,
 }
 
 

@@ -65,6 +65,14 @@ PROTOCOLS: Mapping[str, Look] = MappingProxyType(
         "grid_sync": Look("grid.sync()", "#222222", "X"),
     }
 )
+# The formats of one byte: int8 has the colour of the resident walk that keeps it.
+FORMATS: Mapping[str, Look] = MappingProxyType(
+    {
+        "int8": Look("int8 levels", "#D55E00", "o"),
+        "e4m3": Look("e4m3 levels", "#0072B2", "s"),
+        "e5m2": Look("e5m2 levels", "#009E73", "^"),
+    }
+)
 TIERS: Mapping[str, str] = MappingProxyType(
     {"registers": "registers", "shared_memory": "shared memory", "tensor_memory": "tensor memory", "l2": "L2 cache", "hbm": "HBM"},
 )

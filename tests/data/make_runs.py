@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -440,6 +441,49 @@ def placement(root: Path, tables: Mapping[str, pd.DataFrame] | None = None, *, r
     return write_run(root, "placement", placement_tables() if tables is None else tables, run_id=run_id, device=device)
 
 
+# head: per cent of W2 and of the bias in int8, e4m3 and e5m2; standard deviations of a row up to its largest weight; flips in 160 walks
+QUANTIZED: dict[str, tuple[tuple[float, float, float], tuple[float, float, float], float, tuple[int, int, int]]] = {
+    "trained_a": ((0.58, 2.64, 5.28), (0.60, 2.70, 5.30), 3.0, (1, 3, 6)),
+    "trained_b": ((0.62, 2.66, 5.30), (0.64, 2.72, 5.40), 3.8, (0, 4, 5)),
+}
+
+
+def quantization_tables(weights: str = "checkpoint", heads: tuple[str, ...] = tuple(QUANTIZED)) -> dict[str, pd.DataFrame]:
+    """All tables of a quantization run: errors as QUANTIZED has them, rows of W2 cut out of a normal distribution."""
+    errors, flips, gaps, magnitudes = [], [], [], []
+    for head in heads:
+        w2, bias, reach, flipped = QUANTIZED[head]
+        of = {"head": head, "weights": weights, "vocab": 1000, "rank": 64}
+        for place, form in enumerate(("int8", "e4m3", "e5m2")):
+            errors += [
+                of | {"matrix": matrix, "format": form, "tokens": "", "count": 1000, "relative_error": w2[place] / 100}
+                for matrix in ("w2", "w1")
+            ]
+            for tokens, factor in (("random", 1.0), ("used", 1.1)):
+                error = {"count": 512, "relative_error": factor * bias[place] / 100}
+                errors.append(of | {"matrix": "bias", "format": form, "tokens": tokens} | error)
+            for step in range(4):
+                flips.append({"head": head, "format": form, "inputs": "rounds", "step": step, "walks": 160, "flips": flipped[place]})
+        for form, error in (("int8_one_plane", 0.0056), ("int8_two_planes", 2e-5)):
+            errors.append(of | {"matrix": "latent", "format": form, "tokens": "random", "count": 512, "relative_error": error})
+        for step, place in np.ndindex(4, 65):
+            high = 0.125 * (place + 1) if place < 64 else float(np.finfo(np.float32).max)
+            gaps.append(
+                {"head": head, "inputs": "rounds", "step": step, "low": 0.125 * place, "high": high, "count": 160 // 2 ** (place + 1)}
+            )
+        for k in range(449):
+            share = math.erf(reach * k / 448 / math.sqrt(2)) / math.erf(reach / math.sqrt(2))
+            magnitudes.append({"head": head, "weights": weights, "magnitude": k / 448, "share": share})
+    named = {"quantization": errors, "argmax_flips": flips, "top2_gaps": gaps, "magnitudes": magnitudes}
+    return {name: pd.DataFrame(rows) for name, rows in named.items()}
+
+
+def quantization(root: Path, tables: Mapping[str, pd.DataFrame] | None = None, *, run_id: str = "20260101T000000Z-cpu-00000000") -> Path:
+    """A quantization run of two trained heads on the CPU."""
+    chosen = quantization_tables() if tables is None else tables
+    return write_run(root, "quantization", chosen, run_id=run_id, device={"spec": "cpu", "name": ""})
+
+
 def write_results(root: Path) -> None:
     """All fixture runs under `root`."""
     placement(root)
@@ -454,6 +498,7 @@ def write_results(root: Path) -> None:
     toy_walk(root)
     capacity(root)
     packing_map(root)
+    quantization(root)
 
 
 if __name__ == "__main__":

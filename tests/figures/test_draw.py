@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from analysis.load import MissingResults
 from figures.draw import draw, known_figures, main
 from figures.style import styled
 from tests.data import make_runs
@@ -17,6 +18,7 @@ def test_every_figure_of_the_folder_is_known_by_its_number() -> None:
         1: "fig01_tiers",
         2: "fig02_recurrence",
         4: "fig04_timeline",
+        6: "fig06_levels",
         7: "fig07_two_planes",
         8: "fig08_exchange",
         10: "fig10_latency",
@@ -43,7 +45,10 @@ def test_a_redrawn_figure_has_the_same_bytes(results: Path, tmp_path: Path) -> N
 def test_no_text_of_the_committed_figures_is_cut_off(name: str) -> None:
     """On the records in results/, not on fixtures: a label that fits other numbers may run off the page."""
     with styled():
-        figure = import_module(f"figures.{name}").draw(RESULTS, "h200")
+        try:
+            figure = import_module(f"figures.{name}").draw(RESULTS, "h200")
+        except MissingResults as missing:  # `make figures` fails then
+            pytest.skip(str(missing))
         figure.set_dpi(300)  # as it is saved
         figure.canvas.draw()
         placed = [text for axes in figure.axes for text in (*axes.texts, axes.title, axes.xaxis.label, axes.yaxis.label)]
@@ -61,6 +66,8 @@ def test_missing_data_names_its_command_after_the_others_are_drawn(tmp_path: Pat
     assert [Path(line).name for line in out.splitlines()] == ["fig02_recurrence.pdf", "fig02_recurrence.png"]
     assert "figure 1: " in err
     assert "`python -m experiments.run experiment=capacity device=cpu`" in err
+    assert "figure 6: " in err
+    assert "`python -m experiments.run experiment=quantization device=cpu`" in err
     assert "figure 7: " in err
     assert "`python -m experiments.run experiment=packing_map device=cpu`" in err
     assert "figure 8: " in err
