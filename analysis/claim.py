@@ -13,7 +13,9 @@ import yaml
 from analysis.bootstrap import Estimate
 
 CLAIMS = Path(__file__).resolve().parent.parent / "paper" / "claims.yaml"
-_MEASURES = ("median", "slope", "entry", "ratio", "sampling", "part")
+ACCEPTANCE = ("acceptance_change", "greedy_identity")  # measures that the experiment `acceptance` answers
+_MEASURES = ("median", "slope", "entry", "ratio", "sampling", "part", *ACCEPTANCE)
+_PAIRED = ("part", *ACCEPTANCE)  # against one arm
 _T = TypeVar("_T")
 
 
@@ -23,6 +25,7 @@ class Verdict(StrEnum):
     BETTER = "better"
     REPRODUCED = "reproduced"
     SHORT = "short"
+    UNDECIDED = "undecided"
     NOT_STATED = "no number stated"
     OTHER_HARDWARE = "needs other hardware"
     NOT_MEASURED = "not measured"
@@ -37,8 +40,12 @@ class Query:
     """A question to the records, answered by the newest run that has all its cells.
 
     measure: `median` (us a call at `steps`), `slope` (us a step), `entry` (us a call), `ratio` (the fastest arm of `against` over `variant`
-    at `steps`), `sampling` (`variant` at `temperature` over its greedy walk), or `part` (us a step that `variant` takes longer than the only arm
-    of `against`). experiment: who answers, where it is not who usually does.
+    at `steps`), `sampling` (`variant` at `temperature` over its greedy walk), `part` (us a step that `variant` takes longer than the only arm
+    of `against`), `acceptance_change` (% by which its acceptance length differs from that arm's), or `greedy_identity` (prompts whose text is
+    that arm's, where they are fewest). experiment: who answers, where it is not who usually does.
+
+    The last two are asked of a `pair` of target and drafter instead of a head; no pair means the only one, 0 steps all lengths, batch 0 all
+    batches.
     """
 
     measure: str
@@ -51,6 +58,7 @@ class Query:
     l2: str = "cold"
     scope: str = "call"
     experiment: str = ""
+    pair: str = ""
 
     @property
     def experiments(self) -> tuple[str, ...]:
@@ -59,11 +67,22 @@ class Query:
             return (self.experiment,)
         if self.measure == "part":
             return ("step_breakdown",)
+        if self.measure in ACCEPTANCE:
+            return ("acceptance",)
         return ("step_slope",) if self.measure in ("slope", "entry") else ("walk_latency", "step_slope")
 
     @property
+    def table(self) -> str:
+        """The table that says which cells a run has."""
+        return "acceptance" if self.measure in ACCEPTANCE else "cells"
+
+    @property
     def cells(self) -> list[dict[str, object]]:
-        """The cells that a run must have, as columns of the table `cells`; the query's own comes first."""
+        """The cells that a run must have, as columns of `table`; the query's own comes first."""
+        if self.measure in ACCEPTANCE:
+            named: dict[str, object] = {"pair": self.pair, "steps": self.steps, "batch": self.batch}
+            asked = {column: value for column, value in named.items() if value}
+            return [asked | {"temperature": self.temperature}]
         own: dict[str, object] = {"head": self.head, "batch": self.batch, "temperature": self.temperature}
         if self.steps:
             own["steps"] = self.steps
@@ -77,7 +96,10 @@ class Query:
 
 @dataclass(frozen=True)
 class Claim:
-    """A stated number. `value` is None where the source states none: `stated` says so, and `above` names a claim it must lie above, if any."""
+    """A stated number. `value` is None where the source states none: `stated` says so, and `above` names a claim it must lie above, if any.
+
+    A claim with an `interval` is that nothing changes: its value is a change near 0, and what counts is whether ours is equivalent to none.
+    """
 
     id: str
     source: str
@@ -92,6 +114,7 @@ class Claim:
     note: str = ""
     goal: float | None = None  # the floor this suite set itself
     above: str = ""
+    interval: tuple[float, float] | None = None  # the source's own, 95 %, in the claim's unit
     query: Query | None = None
 
     @property
@@ -99,6 +122,8 @@ class Claim:
         """The stated number as the source prints it."""
         if self.stated:
             return self.stated
+        if self.interval:
+            return f"{self.value:.2f} [{self.interval[0]:.2f}, {self.interval[1]:.2f}]"
         return f"{self.value:g}" if self.value is not None else f"above {self.above}"
 
     def goal_met(self, ours: float) -> bool | None:
@@ -175,8 +200,13 @@ def _claim(entry: Any) -> Claim:
         raise InvalidClaim(f"{name} has better={claim.better!r}; it is lower or higher.")
     if claim.query and claim.query.measure not in _MEASURES:
         raise InvalidClaim(f"{name} asks for measure={claim.query.measure!r}; it is one of {', '.join(_MEASURES)}.")
-    if claim.query and claim.query.measure == "part" and len(claim.query.against) != 1:
-        raise InvalidClaim(f"{name} asks for measure='part' against {list(claim.query.against)}; name the one arm that it is more than.")
+    if claim.query and claim.query.measure in _PAIRED and len(claim.query.against) != 1:
+        asked = f"measure={claim.query.measure!r} against {list(claim.query.against)}"
+        raise InvalidClaim(f"{name} asks for {asked}; name the one arm that it is compared with.")
+    if claim.interval is not None and (
+        claim.value is None or len(claim.interval) != 2 or not claim.interval[0] <= claim.value <= claim.interval[1]
+    ):
+        raise InvalidClaim(f"{name} has interval={list(claim.interval)} around {claim.value}; write its low and its high end.")
     return claim
 
 
