@@ -70,8 +70,8 @@ def test_the_verdicts_are_the_truths_of_the_fixture(found: dict[Cell, Comparison
         (16, 0.0): Equivalence.DIFFERENT,
         (16, 1.0): Equivalence.UNDECIDED,
     }
-    # 8 % of the rounds that accepted a token lose one, of about 3.95 tokens a round; 7 of 10 accept one
-    assert by_place[16, 0.0].change.value == pytest.approx(-100 * 0.08 * 0.72 / 3.95, rel=0.1)
+    # 8 % of the rounds that accepted a token lose one, of about 4.27 tokens a round; 7 of 10 accept one
+    assert by_place[16, 0.0].change.value == pytest.approx(-100 * 0.08 * 0.72 / 4.27, rel=0.1)
     assert (by_place[16, 0.0].needed_words, by_place[7, 0.0].needed) == ("no number", 1)
     assert by_place[7, 1.0].needed > PROMPTS
 

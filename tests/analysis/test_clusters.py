@@ -23,9 +23,9 @@ def _study(rng: np.random.Generator, prompts: int = PROMPTS) -> tuple[NDArray[np
     rate = rng.uniform(MEAN_RATE - 0.2, MEAN_RATE + 0.2, prompts)
     effect = rng.uniform(TRUE_EXTRA - 0.15, TRUE_EXTRA + 0.15, prompts)
     arms = []
-    for each in (rate * (1 + effect), rate):
-        accepted = rng.binomial(STEPS * rounds[:, None], each[:, None], (prompts, 2))
-        arms.append(np.stack([accepted + rounds[:, None], np.broadcast_to(rounds[:, None], accepted.shape)], axis=2))
+    for each, taken in ((rate * (1 + effect), rounds + rng.integers(0, 9, prompts)), (rate, rounds)):  # arms end in other numbers of rounds
+        accepted = rng.binomial(STEPS * taken[:, None], each[:, None], (prompts, 2))
+        arms.append(np.stack([accepted + taken[:, None], np.broadcast_to(taken[:, None], accepted.shape)], axis=2))
     return arms[0].astype(np.float64), arms[1].astype(np.float64)
 
 

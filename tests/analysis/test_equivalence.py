@@ -41,7 +41,7 @@ def test_the_verdict_follows_both_intervals(
 
 
 def test_the_papers_own_intervals() -> None:
-    """Three of its four 95 % intervals are ties by the 90 % ones of normal errors or not decided; none is a difference."""
+    """With normal errors its greedy changes are equivalent, and at T = 1 undecided; none is a difference."""
     expected = {(-0.09, -0.36, 0.17): "equivalent", (0.11, -0.39, 0.62): "undecided", (0.09, -0.34, 0.50): "equivalent", (0.47, -0.20, 1.07): "undecided"}  # fmt: skip
     for (value, low, high), verdict in expected.items():
         error = (high - low) / 2 / NORMAL.inv_cdf(0.975)

@@ -453,7 +453,7 @@ def acceptance_tables(
     prompts: int = 45,
     batches: tuple[int, ...] = ACCEPTANCE_BATCHES,
     pair: str = "tiny",
-    seed: int = 11,
+    seed: int = 12,
 ) -> dict[str, pd.DataFrame]:
     """acceptance and acceptance_positions of two arms and two passes whose rounds follow `truth`; each prompt has its own rate."""
     rng = np.random.default_rng(seed)
@@ -485,7 +485,7 @@ def _acceptance_pass(
     for prompt, rate in enumerate(rates):
         rounds = 10 + 5 * (prompt % 6)
         default = np.minimum(rng.geometric(1 - rate, rounds) - 1, steps)
-        ours = np.minimum(rng.geometric(1 - rate, rounds) - 1, steps)
+        ours = np.minimum(rng.geometric(1 - rate, rounds + prompt % 3) - 1, steps)
         if lost is not None:
             ours = default - ((rng.random(rounds) < lost) & (default > 0))
         for place, (variant, taken) in enumerate((("sglang_folded", default), ("resident", ours))):
