@@ -10,16 +10,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.acceptance import acceptance_rows, compare, fewest_identical
 from analysis.anatomy import EXPERIMENT as ANATOMY
 from analysis.bootstrap import Estimate
 from analysis.breakdown import part_cost
-from analysis.claim import Book, Claim, Query, Verdict
+from analysis.claim import ACCEPTANCE, Book, Claim, Query, Verdict
+from analysis.equivalence import Equivalence
 from analysis.latency import median_time, sampling_cost, speedup
 from analysis.load import Run, all_runs
 from analysis.quantization import EXPERIMENT as QUANTIZATION
 from analysis.quantization import relative_error
 from analysis.slope import fit, medians
 
+_NO_CHANGE = {Equivalence.EQUIVALENT: Verdict.REPRODUCED, Equivalence.UNDECIDED: Verdict.UNDECIDED}
 Records = Mapping[str, Sequence[Run]]  # by experiment, the newest run first
 
 
@@ -43,8 +46,8 @@ class Answer:
 
     @property
     def ratio(self) -> float | None:
-        """Ours over the paper's."""
-        return self.ours.value / self.claim.value if self.ours and self.claim.value else None
+        """Ours over the paper's; None for a change near 0, whose ratio says nothing."""
+        return self.ours.value / self.claim.value if self.ours and self.claim.value and not self.claim.interval else None
 
     def as_json(self) -> dict[str, Any]:
         """The answer as plain values; numbers that do not exist are null."""
@@ -120,6 +123,8 @@ def _answer(claim: Claim, by_id: Mapping[str, Claim], book: Book, records: Recor
     if run is None:
         asked = " or ".join(f"{name} on device={_device(name, book) or 'any'}" for name in claim.query.experiments)
         return Answer(claim, Verdict.NOT_MEASURED, reason=f"no run of experiment={asked} has this cell")
+    if claim.query.measure in ACCEPTANCE:
+        return _of_acceptance(claim, claim.query, run)
     ours = measure(claim.query, run)
     if ours is None:
         return Answer(claim, Verdict.NOT_MEASURED, reason=f"run {run.run_id} has no such samples")
@@ -134,5 +139,41 @@ def _device(experiment: str, book: Book) -> str | None:
     return None if experiment == QUANTIZATION else book.device
 
 
+def _of_acceptance(claim: Claim, query: Query, run: Run) -> Answer:
+    """Whether acceptance is tied with the default's, or all greedy texts are its."""
+    table = acceptance_rows(run)
+    rows = table[_where(table, query.cells[0])]
+    if query.measure == "greedy_identity":
+        return _identity(claim, query, run, rows)
+    pairs = sorted(rows["pair"].unique())
+    if len(pairs) > 1:
+        return Answer(claim, Verdict.NOT_MEASURED, reason=f"run {run.run_id} has the pairs {', '.join(pairs)}; name one in the query")
+    found = compare(run, rows, query.variant, query.against[0])
+    if found is None:
+        return Answer(claim, Verdict.NOT_MEASURED, reason=f"run {run.run_id} has no such rows")
+    # A change for the better is no tie either, but nobody would call it short.
+    otherwise = Verdict.BETTER if (found.change.value > 0) == (claim.better == "higher") else Verdict.SHORT
+    reason = f"{found.verdict} with {found.change.clusters} prompts; {found.needed_words} would show that nothing changes"
+    return Answer(
+        claim, _NO_CHANGE.get(found.verdict, otherwise), found.change.wide, run, reason if found.verdict == Equivalence.UNDECIDED else ""
+    )
+
+
+def _identity(claim: Claim, query: Query, run: Run, rows: pd.DataFrame) -> Answer:
+    found = fewest_identical(run, rows, query.variant, query.against[0])
+    if found is None:
+        return Answer(claim, Verdict.NOT_MEASURED, reason=f"run {run.run_id} has no such rows")
+    if found.prompts != claim.value:
+        return Answer(
+            claim, Verdict.NOT_MEASURED, reason=f"run {run.run_id} has {found.same} of {found.prompts} prompts, not of {claim.value:g}"
+        )
+    ours = Estimate(found.same, float("nan"), float("nan"))
+    return Answer(claim, claim.judge(ours), ours, run)
+
+
 def _has(cells: pd.DataFrame, cell: Mapping[str, object]) -> bool:
-    return bool(np.logical_and.reduce([cells[column] == value for column, value in cell.items()]).any())
+    return bool(_where(cells, cell).any())
+
+
+def _where(rows: pd.DataFrame, cell: Mapping[str, object]) -> pd.Series:
+    return pd.Series(np.logical_and.reduce([rows[column] == value for column, value in cell.items()]), rows.index)

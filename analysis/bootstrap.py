@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 DRAWS = 10_000
 SEED = 0
 LEVEL = 0.95
+HELD = 4_000_000  # drawn numbers in memory at once, 32 MB
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def bootstrap(values: NDArray[np.float64], statistic: Statistic, *, draws: int =
 
     Args:
         values: [replicas, ...], one entry a replica.
-        statistic: maps [draws, replicas, ...] to [draws]; it sees every draw at once.
+        statistic: maps [draws, replicas, ...] to [draws]; it sees many draws at once.
         level: coverage of the interval.
 
     Raises:
@@ -51,10 +52,25 @@ def bootstrap(values: NDArray[np.float64], statistic: Statistic, *, draws: int =
     value = float(statistic(values[None])[0])
     if len(values) == 1:
         return Estimate(value, float("nan"), float("nan"))
-    chosen = np.random.default_rng(seed).integers(len(values), size=(draws, len(values)))
+    return Estimate(value, *percentiles(resample(values, statistic, draws=draws, seed=seed), level))
+
+
+def resample(values: NDArray[np.float64], statistic: Statistic, *, draws: int = DRAWS, seed: int = SEED) -> NDArray[np.float64]:
+    """[draws] `statistic` over `values` drawn with replacement along their first axis, some draws at a time so that memory is bounded.
+
+    The draws are those of `scipy.stats.bootstrap` (scipy 1.17, one sample or paired ones) with `rng=np.random.default_rng(seed)`.
+    """
+    rng, size = np.random.default_rng(seed), len(values)
+    together = max(1, HELD // values.size)
+    parts = [min(together, draws - start) for start in range(0, draws, together)]
+    return np.concatenate([statistic(values[rng.integers(size, size=(part, size))]) for part in parts])
+
+
+def percentiles(drawn: NDArray[np.float64], level: float = LEVEL) -> tuple[float, float]:
+    """The ends of the percentile interval of `drawn` [draws] that covers `level`."""
     tail = (1 - level) / 2
-    low, high = np.quantile(statistic(values[chosen]), [tail, 1 - tail])
-    return Estimate(value, float(low), float(high))
+    low, high = np.quantile(drawn, [tail, 1 - tail])
+    return float(low), float(high)
 
 
 def median(values: NDArray[np.float64]) -> NDArray[np.float64]:

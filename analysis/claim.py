@@ -15,7 +15,9 @@ from analysis.quantization import EXPERIMENT as QUANTIZATION
 from analysis.quantization import TRAINED
 
 CLAIMS = Path(__file__).resolve().parent.parent / "paper" / "claims.yaml"
-_MEASURES = ("median", "slope", "entry", "ratio", "sampling", "part", "relative_error")
+ACCEPTANCE = ("acceptance_change", "greedy_identity")  # measures that the experiment `acceptance` answers
+_MEASURES = ("median", "slope", "entry", "ratio", "sampling", "part", "relative_error", *ACCEPTANCE)
+_PAIRED = ("part", *ACCEPTANCE)  # against one arm
 _T = TypeVar("_T")
 
 
@@ -25,6 +27,7 @@ class Verdict(StrEnum):
     BETTER = "better"
     REPRODUCED = "reproduced"
     SHORT = "short"
+    UNDECIDED = "undecided"
     NOT_STATED = "no number stated"
     OTHER_HARDWARE = "needs other hardware"
     NOT_MEASURED = "not measured"
@@ -39,12 +42,16 @@ class Query:
     """A question to the records, answered by the newest run that has all its cells.
 
     measure: `median` (us a call at `steps`), `slope` (us a step), `entry` (us a call), `ratio` (the fastest arm of `against` over `variant`
-    at `steps`), `sampling` (`variant` at `temperature` over its greedy walk), or `part` (us a step that `variant` takes longer than the only arm
-    of `against`). experiment: who answers, where it is not who usually does.
+    at `steps`), `sampling` (`variant` at `temperature` over its greedy walk), `part` (us a step that `variant` takes longer than the only arm
+    of `against`), `acceptance_change` (% by which its acceptance length differs from that arm's), or `greedy_identity` (prompts whose text is
+    that arm's, where they are fewest). experiment: who answers, where it is not who usually does.
 
     `relative_error`: what the format `variant` loses of `matrix` (of trained heads, for `tokens` where the matrix is of tokens), in per cent;
     with `against`, over what that one format loses. The mean over the run's heads, and from the least to the greatest head's. Nothing of it
     depends on the device, so any device's run answers, and no other field of a query counts.
+
+    The measures of acceptance are asked of a `pair` of target and drafter instead of a head; no pair means the only one, 0 steps all lengths, batch 0 all
+    batches.
     """
 
     measure: str
@@ -59,11 +66,7 @@ class Query:
     experiment: str = ""
     matrix: str = "w2"
     tokens: str = ""
-
-    @property
-    def table(self) -> str:
-        """The table that names the cells of a run that may answer."""
-        return "quantization" if self.measure == "relative_error" else "cells"
+    pair: str = ""
 
     @property
     def experiments(self) -> tuple[str, ...]:
@@ -74,7 +77,16 @@ class Query:
             return ("step_breakdown",)
         if self.measure == "relative_error":
             return (QUANTIZATION,)
+        if self.measure in ACCEPTANCE:
+            return ("acceptance",)
         return ("step_slope",) if self.measure in ("slope", "entry") else ("walk_latency", "step_slope")
+
+    @property
+    def table(self) -> str:
+        """The table that says which cells a run has."""
+        if self.measure == "relative_error":
+            return "quantization"
+        return "acceptance" if self.measure in ACCEPTANCE else "cells"
 
     @property
     def cells(self) -> list[dict[str, object]]:
@@ -82,6 +94,10 @@ class Query:
         if self.measure == "relative_error":
             of: dict[str, object] = {"weights": TRAINED, "matrix": self.matrix, "tokens": self.tokens}
             return [of | {"format": form} for form in (self.variant, *self.against)]
+        if self.measure in ACCEPTANCE:
+            named: dict[str, object] = {"pair": self.pair, "steps": self.steps, "batch": self.batch}
+            asked = {column: value for column, value in named.items() if value}
+            return [asked | {"temperature": self.temperature}]
         own: dict[str, object] = {"head": self.head, "batch": self.batch, "temperature": self.temperature}
         if self.steps:
             own["steps"] = self.steps
@@ -95,7 +111,10 @@ class Query:
 
 @dataclass(frozen=True)
 class Claim:
-    """A stated number. `value` is None where the source states none: `stated` says so, and `above` names a claim it must lie above, if any."""
+    """A stated number. `value` is None where the source states none: `stated` says so, and `above` names a claim it must lie above, if any.
+
+    A claim with an `interval` is that nothing changes: its value is a change near 0, and what counts is whether ours is equivalent to none.
+    """
 
     id: str
     source: str
@@ -110,6 +129,7 @@ class Claim:
     note: str = ""
     goal: float | None = None  # the floor this suite set itself
     above: str = ""
+    interval: tuple[float, float] | None = None  # the source's own, 95 %, in the claim's unit
     query: Query | None = None
 
     @property
@@ -117,6 +137,8 @@ class Claim:
         """The stated number as the source prints it."""
         if self.stated:
             return self.stated
+        if self.interval:
+            return f"{self.value:.2f} [{self.interval[0]:.2f}, {self.interval[1]:.2f}]"
         return f"{self.value:g}" if self.value is not None else f"above {self.above}"
 
     def goal_met(self, ours: float) -> bool | None:
@@ -193,8 +215,13 @@ def _claim(entry: Any) -> Claim:
         raise InvalidClaim(f"{name} has better={claim.better!r}; it is lower or higher.")
     if claim.query and claim.query.measure not in _MEASURES:
         raise InvalidClaim(f"{name} asks for measure={claim.query.measure!r}; it is one of {', '.join(_MEASURES)}.")
-    if claim.query and claim.query.measure == "part" and len(claim.query.against) != 1:
-        raise InvalidClaim(f"{name} asks for measure='part' against {list(claim.query.against)}; name the one arm that it is more than.")
+    if claim.query and claim.query.measure in _PAIRED and len(claim.query.against) != 1:
+        asked = f"measure={claim.query.measure!r} against {list(claim.query.against)}"
+        raise InvalidClaim(f"{name} asks for {asked}; name the one arm that it is compared with.")
+    if claim.interval is not None and (
+        claim.value is None or len(claim.interval) != 2 or not claim.interval[0] <= claim.value <= claim.interval[1]
+    ):
+        raise InvalidClaim(f"{name} has interval={list(claim.interval)} around {claim.value}; write its low and its high end.")
     if claim.query and claim.query.measure == "relative_error" and len(claim.query.against) > 1:
         raise InvalidClaim(f"{name} asks for measure='relative_error' against {list(claim.query.against)}; name one format, or none.")
     return claim

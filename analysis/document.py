@@ -2,7 +2,8 @@
 
 A document holds blocks: `<!-- claims:NAME -->...<!-- /claims -->` in Markdown, `/* claims:NAME */.../* /claims */` in Typst.
 NAME is `summary` (the answered claims that have a title), `slopes` (the fitted lines), `latency` (the grid of walk_latency), `rivals` (all arms),
-`ratios` (published speed-ups and ours), `errors` and `flips` (what 8-bit formats lose of a head, and the tokens they change), `anatomy` (what a
+`ratios` (published speed-ups and ours), `errors` and `flips` (what 8-bit formats lose of a head, and the tokens they change), `acceptance` (acceptance
+lengths), `anatomy` (what a
 step is made of), `other_gpu` (what of a published time is its GPU's), `record` (which runs answer), or a claim id (our value, in a sentence).
 """
 
@@ -12,6 +13,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from analysis.acceptance import EXPERIMENT as ACCEPTANCE
+from analysis.acceptance import acceptance_table, comparisons
 from analysis.anatomy import EXPERIMENT as ANATOMY
 from analysis.anatomy import MAIN_WALK, anatomy_table, run_of
 from analysis.answer import Answer, Records, cited
@@ -28,6 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # CONTRIBUTING.md is left out: it holds working notes, with numbers of trials that no published record keeps.
 DOCUMENTS = (ROOT / "README.md", ROOT / "paper" / "report.typ")
 UNITS = {"us": "µs", "us/step": "µs/step"}
+_DIGITS = {"us/step": ".2f", "%": ".2f", "prompts of 605": ".0f"}
 _BLOCK = re.compile(
     r"(?P<open>(?:<!--|/\*) claims:(?P<name>[\w.]+) (?:-->|\*/))(?P<body>.*?)(?P<close>(?:<!--|/\*) /claims (?:-->|\*/))", re.DOTALL
 )
@@ -108,6 +112,8 @@ def _body(name: str, answers: Sequence[Answer], records: Records) -> str:
     if name in ("errors", "flips"):
         table = error_table if name == "errors" else flip_table
         return f"\n{table(quantization_of(records.get(QUANTIZATION, ())))}\n"
+    if name == "acceptance":
+        return f"\n{acceptance_table(comparisons(records.get(ACCEPTANCE, ())))}\n"
     if name == "ratios":
         claims = [answer.claim for answer in answers]
         return f"\n{ratio_table(ratios(claims, latencies(records.get(RIVALS, ()))))}\n"
@@ -121,12 +127,12 @@ def _body(name: str, answers: Sequence[Answer], records: Records) -> str:
             claim, ours = answer.claim, answer.ours
             return with_unit(f"{ours.value:{_digits(claim.unit)}}", claim.unit) if ours else "not measured yet"
     raise KeyError(
-        f"no claim and no table is called {name!r}; tables are summary, slopes, latency, rivals, ratios, errors, flips, anatomy, other_gpu and record, claims stand in paper/claims.yaml."
+        f"no claim and no table is called {name!r}; tables are summary, slopes, latency, rivals, ratios, errors, flips, acceptance, anatomy, other_gpu and record, claims stand in paper/claims.yaml."
     )
 
 
 def _digits(unit: str) -> str:
-    return ".2f" if unit in ("us/step", "%") else ".1f"
+    return _DIGITS.get(unit, ".1f")
 
 
 def _short(text: str) -> str:

@@ -484,8 +484,81 @@ def quantization(root: Path, tables: Mapping[str, pd.DataFrame] | None = None, *
     return write_run(root, "quantization", chosen, run_id=run_id, device={"spec": "cpu", "name": ""})
 
 
+# steps, temperature: which share of its rounds our arm loses a token in; None where both arms' rounds are drawn apart, with the same rates
+ACCEPTANCE: dict[tuple[int, float], float | None] = {(7, 0.0): 0.0, (7, 1.0): None, (16, 0.0): 0.08, (16, 1.0): None}
+ACCEPTANCE_SOURCES = ("gsm8k", "math", "aime", "humaneval", "mbpp", "livecode", "mt_bench", "alpaca", "arena")
+ACCEPTANCE_BATCHES = (1, 16, 64)
+OTHER_TEXTS = 2  # prompts whose greedy text our arm changes at 16 steps
+
+
+def acceptance_tables(
+    truth: Mapping[tuple[int, float], float | None] | None = None,
+    *,
+    prompts: int = 45,
+    batches: tuple[int, ...] = ACCEPTANCE_BATCHES,
+    pair: str = "tiny",
+    seed: int = 12,
+) -> dict[str, pd.DataFrame]:
+    """acceptance and acceptance_positions of two arms and two passes whose rounds follow `truth`; each prompt has its own rate."""
+    rng = np.random.default_rng(seed)
+    rates = rng.uniform(0.55, 0.9, prompts)
+    rows = [
+        of | {"pair": pair} | _taken(taken, steps)
+        for (steps, temperature), lost in (ACCEPTANCE if truth is None else truth).items()
+        for batch in batches
+        for number in range(2)
+        for of, taken in _acceptance_pass(rng, rates, steps, temperature, lost, batch, number)
+    ]
+    frame = pd.DataFrame(rows)
+    named = [column for column in SCHEMA["tables"]["acceptance_positions"] if column in frame and column != "accepted"]
+    positions = []
+    for _, group in frame.groupby(named, sort=False):
+        first, taken = group.iloc[0], np.concatenate(list(group["taken"]))
+        for place in range(first["steps"]):
+            positions.append(
+                {column: first[column] for column in named}
+                | {"position": place, "offered": int((taken >= place).sum()), "accepted": int((taken > place).sum())}
+            )
+    return {"acceptance": frame.drop(columns="taken"), "acceptance_positions": pd.DataFrame(positions)}
+
+
+def _acceptance_pass(
+    rng: np.random.Generator, rates: np.ndarray, steps: int, temperature: float, lost: float | None, batch: int, number: int
+) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
+    """What names a row, and how many tokens each of its rounds accepted: both arms of every prompt in one pass."""
+    for prompt, rate in enumerate(rates):
+        rounds = 10 + 5 * (prompt % 6)
+        default = np.minimum(rng.geometric(1 - rate, rounds) - 1, steps)
+        ours = np.minimum(rng.geometric(1 - rate, rounds + prompt % 3) - 1, steps)
+        if lost is not None:
+            ours = default - ((rng.random(rounds) < lost) & (default > 0))
+        for place, (variant, taken) in enumerate((("sglang_folded", default), ("resident", ours))):
+            other = variant == "resident" and steps == 16 and prompt < OTHER_TEXTS
+            text = f"{prompt} {other}" if temperature == 0 else f"{prompt} {variant} {steps} {batch} {number}"
+            yield (
+                {"device": "h200", "head": f"tiny_g{steps}", "backend": BACKENDS[variant], "variant": variant, "vocab": 4096, "rank": 64}
+                | {"steps": steps, "batch": batch, "temperature": temperature, "pass": number, "order": place if number == 0 else 1 - place}
+                | {"prompt": prompt, "source": ACCEPTANCE_SOURCES[prompt % 9], "text_sha256": hashlib.sha256(text.encode()).hexdigest()},
+                taken,
+            )
+
+
+def _taken(taken: np.ndarray, steps: int) -> dict[str, Any]:
+    rounds, accepted = len(taken), int(taken.sum())
+    return {"rounds": rounds, "drafted": steps * rounds, "accepted": accepted, "tokens": accepted + rounds, "taken": taken}
+
+
+def acceptance(
+    root: Path, tables: Mapping[str, pd.DataFrame] | None = None, *, run_id: str = "20260101T000000Z-h200-00000000", **shape: Any
+) -> Path:
+    """An acceptance run on an H200."""
+    device = {"spec": "h200", "name": "NVIDIA H200"}
+    return write_run(root, "acceptance", acceptance_tables(**shape) if tables is None else tables, run_id=run_id, device=device)
+
+
 def write_results(root: Path) -> None:
     """All fixture runs under `root`."""
+    acceptance(root)
     placement(root)
     exchange(root)
     step_slope(root)
