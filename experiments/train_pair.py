@@ -59,16 +59,16 @@ def _train(config: PairConfig, device: str, folder: Path, logged: int) -> Learnt
     torch.manual_seed(config.seed)
     target, drafter = Target(config).to(device), Drafter(config, vocabulary.mask).to(device)
     tokens, rows = text.train.to(device), list[Row]()
-    train_target(target, tokens, _logger(config.name, "target", logged, rows), config.seed, _state(folder, "target"))
-    train_drafter(drafter, target, tokens, _logger(config.name, "drafter", logged, rows), config.seed + 1, _state(folder, "drafter"))
+    states = [
+        folder.parent / f"{folder.name}.{model}.snapshot" for model in ("target", "drafter")
+    ]  # beside the pair's folder, which comes whole
+    train_target(target, tokens, _logger(config.name, "target", logged, rows), config.seed, states[0])
+    train_drafter(drafter, target, tokens, _logger(config.name, "drafter", logged, rows), config.seed + 1, states[1])
     facts |= {"train_tokens": len(text.train)}
     checkpoint.save(Pair(config, target, drafter, vocabulary, text.counts(config.vocab), facts), folder)
+    for state in states:
+        state.unlink()
     return Learnt(checkpoint.load(config, folder, device), text, rows)
-
-
-def _state(folder: Path, model: str) -> Path:
-    """Where a training keeps what it has; beside the pair's folder, which comes whole."""
-    return folder.parent / f"{folder.name}.{model}.snapshot"
 
 
 def _logger(pair: str, model: str, logged: int, rows: list[Row]) -> Callable[[Progress], None]:

@@ -61,7 +61,3 @@ class Snapshot:
         partial = self._path.with_suffix(".partial")
         torch.save(state, partial)
         partial.replace(self._path)
-
-    def drop(self) -> None:
-        """The training is over."""
-        self._path.unlink(missing_ok=True)

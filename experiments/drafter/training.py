@@ -35,7 +35,8 @@ Report = Callable[[Progress], None]
 
 
 def train_target(target: Target, text: Tensor, report: Report, seed: int, state: Path) -> None:
-    """text: [tokens] int64 on the target's device. state: a file that is there while the training is not over."""
+    """text: [tokens] int64 on the target's device. state: the file that the training can be taken up from; the last step's stays there, so that
+    a training that is over is not made again."""
     generator = torch.Generator().manual_seed(seed)
     config, portion = target.config, target.config.target
     optimizer = _optimizer(
@@ -93,7 +94,7 @@ def _descend(
         optimizer.zero_grad(set_to_none=True)
         snapshot.keep(step + 1)
         report(Progress(step + 1, steps, {name: float(part) for name, part in parts.items()}))
-    snapshot.drop()
+    snapshot.keep(steps, now=True)
 
 
 def _optimizer(*groups: tuple[Iterable[Tensor], float]) -> AdamW:

@@ -32,11 +32,14 @@ def trained_target(state: Path, steps: int = 30, stop: int | None = None) -> tup
     return target, log
 
 
-def test_a_target_learns_and_leaves_no_snapshot(tmp_path: Path) -> None:
-    _, log = trained_target(tmp_path / "target.snapshot")
+def test_a_target_learns_once(tmp_path: Path) -> None:
+    target, log = trained_target(tmp_path / "target.snapshot")
     assert [progress.step for progress in log] == list(range(1, 31))
     assert log[-1].losses["cross_entropy"] < 0.9 * log[0].losses["cross_entropy"]
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["target.snapshot"]
+    again, log = trained_target(tmp_path / "target.snapshot")
+    assert not log, "it is over"
+    assert all(torch.equal(again.state_dict()[name], weight) for name, weight in target.state_dict().items())
 
 
 def test_a_killed_training_ends_as_one_that_was_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
