@@ -79,9 +79,12 @@ def _elsewhere(claims: Sequence[Claim], found: Mapping[Cell, Latency], anatomies
         cell = Cell(f"markov_v{match['size']}", int(match["steps"]), int(match["batch"]), temperature)
         arm = _arm(match["way"], temperature)
         run = run_of(anatomies, cell.head, cell.batch, temperature)
-        if cell not in found or arm not in found[cell].times or run is None or arm not in steps(run):
+        if cell not in found or arm not in found[cell].times or run is None:
             continue
-        gemm_us = sum(part.time_us.value for part in steps(run)[arm].parts if part.kernel == GEMM)
+        step = steps(run).get(arm)
+        if step is None:
+            continue
+        gemm_us = sum(part.time_us.value for part in step.parts if part.kernel == GEMM)
         hbm_ratio = float(run.manifest["config"]["device"]["hbm_gb_s"]) / _hbm_gb_s(claim.hardware)
         yield Elsewhere(cell, arm, claim.hardware, claim.value, found[cell].times[arm].value, gemm_us, hbm_ratio)
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -50,7 +50,6 @@ class Learnt:
 
 def _train(config: PairConfig, device: str, folder: Path, logged: int) -> Learnt:
     documents = machine_documents(config.corpus_mb)
-    facts: dict[str, Any] = {"documents": len(documents), "corpus_sha256": digest(documents)}
     if (folder / "pair.json").exists():
         pair = checkpoint.load(config, folder, device)
         return Learnt(pair, tokenize(documents, pair.vocabulary), [])
@@ -64,7 +63,7 @@ def _train(config: PairConfig, device: str, folder: Path, logged: int) -> Learnt
     ]  # beside the pair's folder, which comes whole
     train_target(target, tokens, _logger(config.name, "target", logged, rows), config.seed, states[0])
     train_drafter(drafter, target, tokens, _logger(config.name, "drafter", logged, rows), config.seed + 1, states[1])
-    facts |= {"train_tokens": len(text.train)}
+    facts = {"documents": len(documents), "corpus_sha256": digest(documents), "train_tokens": len(text.train)}
     checkpoint.save(Pair(config, target, drafter, vocabulary, text.counts(config.vocab), facts), folder)
     for state in states:
         state.unlink()

@@ -1,7 +1,7 @@
 """A trained pair on disk: two safetensors files, the vocabulary, and what was trained on what. Written whole or not at all.
 
-A pair's folder is named by its config and by the sources of this room, so that a pair trained by other code is another pair. The tiny one stands
-in `checkpoints/` beside this file; others are kept in `~/.cache/weights-that-stay/pairs`, or where WTS_PAIR_CACHE says.
+A pair's folder is named by its config and by the sources of this room, so that a pair trained by other code is another pair. One that is committed
+stands in `checkpoints/` beside this file (none is yet); others are kept in `~/.cache/weights-that-stay/pairs`, or where WTS_PAIR_CACHE says.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import tempfile
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from experiments.checkpoint import COUNTS_NAME
 from experiments.drafter.drafter import Drafter
 from experiments.drafter.pair import PairConfig
 from experiments.drafter.target import Target
@@ -28,7 +29,6 @@ from experiments.drafter.vocabulary import BytePairs, QwenBytePairs, Vocabulary
 
 ROOM = Path(__file__).resolve().parent
 COMMITTED = ROOM / "checkpoints"
-COUNTS = "token_counts"  # beside the drafter's weights: how often each token was seen in training
 
 
 class CheckpointError(RuntimeError):
@@ -72,7 +72,7 @@ def save(pair: Pair, folder: Path) -> None:
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".pair-"))
     try:
         save_file(_bf16(pair.target), scratch / "target.safetensors")
-        save_file(_bf16(pair.drafter) | {COUNTS: pair.counts.cpu()}, scratch / "drafter.safetensors")
+        save_file(_bf16(pair.drafter) | {COUNTS_NAME: pair.counts.cpu()}, scratch / "drafter.safetensors")
         if isinstance(pair.vocabulary, BytePairs):
             (scratch / "vocabulary.json").write_text(pair.vocabulary.json)
         facts = pair.facts | {"key": pair.config.key, "source_key": source_key(), "config": asdict(pair.config)}
@@ -99,19 +99,15 @@ def load(config: PairConfig, folder: Path, device: torch.device | str = "cpu") -
     try:
         vocabulary = QwenBytePairs() if config.vocabulary == "qwen" else BytePairs((folder / "vocabulary.json").read_text())
         weights = load_file(folder / "drafter.safetensors")
-        counts = weights.pop(COUNTS)
+        counts = weights.pop(COUNTS_NAME)
         target, drafter = Target(config), Drafter(config, vocabulary.mask)
         for model, state in ((target, load_file(folder / "target.safetensors")), (drafter, weights)):
             model.load_state_dict(state)
     except (OSError, KeyError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"{folder} is not whole ({error}); delete it and {again}") from error
-    models = [model.to(device, torch.bfloat16).eval().requires_grad_(False) for model in (target, drafter)]
-    return Pair(config, models[0], models[1], vocabulary, counts, facts)  # type: ignore[arg-type]  # Module.to keeps the class
-
-
-def on(pair: Pair, device: torch.device | str) -> Pair:
-    """The same pair elsewhere."""
-    return replace(pair, target=pair.target.to(device), drafter=pair.drafter.to(device))
+    for model in (target, drafter):
+        model.to(device, torch.bfloat16).eval().requires_grad_(False)
+    return Pair(config, target, drafter, vocabulary, counts, facts)
 
 
 def _bf16(model: nn.Module) -> dict[str, Tensor]:

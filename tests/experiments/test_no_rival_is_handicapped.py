@@ -123,5 +123,4 @@ def test_a_rival_is_no_slower_than_plain_torch(name: str, batch: int) -> None:
     if not sampling:
         held, rounding = (backend.restricted(head), backend.within) if isinstance(backend, Approximation) else (head, backend.rounding)
         assert check(theirs.tokens, held, inputs, rounding, NanRule.WINS).ok, "the plain walk is another walk"
-    print(f"{name}, batch {batch}: {own_us:.1f} us, plain torch {plain_us:.1f} us")
     assert own_us <= NOISE * plain_us, f"{name}, batch {batch}: {own_us:.1f} us, plain torch {plain_us:.1f} us"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,8 +19,7 @@ from experiments.schema import HeadConfig, Timing, Variant, WalkLatency
 from experiments.walk_latency import Cell
 from experiments.workload import Arm, Workload, create
 from kernels.device import load
-from kernels.reference import walk
-from kernels.walk import Draft, Limits, NoiseRule, Resources, Rounding, Unsupported, WalkInputs
+from kernels.walk import Limits, Unsupported
 
 ARMS = (Variant("bits", "reference"), Variant("resident", "resident_sm90"))
 GRID = [(steps, batch, temperature) for steps in (1, 3) for batch in (1, 2) for temperature in (0.0, 1.0)]
@@ -51,30 +50,8 @@ def test_replicas_in_fresh_processes_become_one_record(latency: Plan) -> None:
     assert run.meta["protocol"]["replicas"] == 2
 
 
-@dataclass
-class Sampling:
-    """The host's own draws, as a prepared walk."""
-
-    workload: Workload
-    limits: Limits
-    noise: NoiseRule = NoiseRule.GUMBEL
-    resources: Resources = field(default_factory=Resources)
-    launches: int = 0
-
-    def round(self) -> int:
-        return self.launches
-
-    def launch(self, inputs: WalkInputs, out: Draft) -> None:
-        assert (inputs.batch, inputs.steps, out.logits is not None) == (self.limits.max_batch, self.limits.max_steps, self.limits.sampling)
-        found = walk(self.workload.head, inputs, Rounding.TWICE, noise=self.noise, round=self.launches, keep_logits=True)
-        out.tokens.copy_(found.tokens)
-        if out.logits is not None and found.logits is not None:
-            out.logits.copy_(found.logits)
-        self.launches += 1
-
-
 def _serve(monkeypatch: pytest.MonkeyPatch, refuse: Callable[[str, Limits], bool] = lambda label, limits: False) -> list[Limits]:
-    """Every arm is `Sampling`, but for those that `refuse` says. Returns the limits that were asked for, as they come."""
+    """Every arm is the oracle, but for those that `refuse` says. Returns the limits that were asked for, as they come."""
     asked: list[Limits] = []
 
     def prepare(self: Workload, label: str, backend: str, options: Mapping[str, Any], limits: Limits | None = None) -> Arm:
@@ -82,7 +59,8 @@ def _serve(monkeypatch: pytest.MonkeyPatch, refuse: Callable[[str, Limits], bool
         asked.append(limits)
         if refuse(label, limits):
             raise Unsupported(f"no {label} here")
-        return Arm(label, create("reference", {}), Sampling(self, limits))
+        made = create("reference", {})
+        return Arm(label, made, made.prepare(self.head, limits, self.config.device))
 
     monkeypatch.setattr(Workload, "prepare", prepare)
     return asked
