@@ -1,7 +1,7 @@
 """A trained pair on disk: two safetensors files, the vocabulary, and what was trained on what. Written whole or not at all.
 
 A pair's folder is named by its config and by the sources of this room, so that a pair trained by other code is another pair. One that is committed
-stands in `checkpoints/` beside this file (none is yet); others are kept in `~/.cache/weights-that-stay/pairs`, or where WTS_PAIR_CACHE says.
+stands in `checkpoints/` beside this file (`tiny`); others are kept in `~/.cache/weights-that-stay/pairs`, or where WTS_PAIR_CACHE says.
 """
 
 from __future__ import annotations
