@@ -38,7 +38,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Identity:
-    """How many prompts have one and the same text in both arms and in all passes."""
+    """How many prompts have one and the same text in both arms and in all passes, batch by batch: the target's matrix products are rounded otherwise
+    in another shape."""
 
     same: int
     prompts: int
@@ -213,7 +214,7 @@ def _paired(run: Run, rows: pd.DataFrame, variant: str, default: str) -> tuple[p
 
 
 def _identity(arms: Sequence[pd.DataFrame]) -> Identity:
-    texts = pd.concat(arms).groupby("prompt")["text_sha256"].nunique()
+    texts = pd.concat(arms).groupby(["prompt", "batch"])["text_sha256"].nunique().groupby("prompt").max()
     return Identity(int((texts == 1).sum()), len(texts))
 
 

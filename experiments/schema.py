@@ -16,7 +16,14 @@ from typing import Any
 from experiments.drafter.pair import PairConfig
 from kernels.device import DeviceSpec
 
+RULES = ("sglang", "vllm")  # of rejection sampling, see experiments/drafter/verify.py
 GREEDY = 0.0  # the temperature of a walk that takes the largest logit
+
+
+def _different_temperatures(temperatures: tuple[float, ...]) -> None:
+    right = [temperature for temperature in temperatures if _is_temperature(temperature)]
+    if not right or right != list(temperatures) or len(set(right)) != len(right):
+        raise ValueError(f"temperatures: needs different finite ones, 0 for greedy; got {list(temperatures)}")
 
 
 def _is_temperature(value: float) -> bool:
@@ -209,9 +216,7 @@ class WalkLatency:
         _arms(self.variants)
         if not self.batches or min(self.batches) < 1 or len(set(self.batches)) != len(self.batches):
             raise ValueError(f"batches: needs different ones of at least 1; got {list(self.batches)}")
-        right = [temperature for temperature in self.temperatures if _is_temperature(temperature)]
-        if not right or right != list(self.temperatures) or len(set(right)) != len(right):
-            raise ValueError(f"temperatures: needs different finite ones, 0 for greedy; got {list(self.temperatures)}")
+        _different_temperatures(self.temperatures)
         for key in ("replicas", "replica_timeout_s"):
             _positive(key, getattr(self, key))
 
@@ -336,6 +341,52 @@ class Quantization:
             raise ValueError(f"rounds: belong to one drafter, whose head must be the only checkpoint; got {len(stems)} checkpoints")
 
 
+@dataclass(frozen=True)
+class Load:
+    """batch: requests decoded together, as an engine has them under this concurrency; tokens: decoded after each prompt."""
+
+    batch: int
+    tokens: int
+
+    def __post_init__(self) -> None:
+        for key in ("batch", "tokens"):
+            _positive(key, getattr(self, key))
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """How many tokens of a draft a pair's target takes, by the backend that walks the pair's serial head.
+
+    loads:   what is decoded together; prompts, prompt_tokens: how many and how long, from held-out text
+    passes:  every arm decodes all prompts so often, in the opposite order of arms each time
+    rule:    of the rejection sampler, "sglang" or "vllm"
+    seed:    of all draws
+    """
+
+    variants: tuple[Variant, ...]
+    loads: tuple[Load, ...]
+    name: str = "acceptance"
+    steps: tuple[int, ...] = (7, 16)
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    prompts: int = 605
+    prompt_tokens: int = 64
+    passes: int = 2
+    rule: str = "sglang"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _lengths(self.steps)
+        _arms(self.variants)
+        _different_temperatures(self.temperatures)
+        for key in ("prompts", "prompt_tokens", "passes"):
+            _positive(key, getattr(self, key))
+        batches = [load.batch for load in self.loads]
+        if not batches or len(set(batches)) != len(batches):
+            raise ValueError(f"loads: needs different batches, at least one; got {batches}")
+        if self.rule not in RULES:
+            raise ValueError(f"rule: {self.rule!r} is none of {', '.join(RULES)}")
+
+
 Experiment = (
     Smoke
     | StepSlope
@@ -350,6 +401,7 @@ Experiment = (
     | StepAnatomy
     | TrainPair
     | Quantization
+    | Acceptance
 )
 EXPERIMENTS: dict[str, type[Experiment]] = {
     "smoke": Smoke,
@@ -365,6 +417,7 @@ EXPERIMENTS: dict[str, type[Experiment]] = {
     "step_anatomy": StepAnatomy,
     "train_pair": TrainPair,
     "quantization": Quantization,
+    "acceptance": Acceptance,
 }
 
 

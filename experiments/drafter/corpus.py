@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sysconfig
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -68,19 +69,16 @@ def _files() -> Iterator[tuple[str, str, Path]]:
     paths = sysconfig.get_paths()
     standard, packages = Path(paths["stdlib"]), Path(paths["purelib"])
     for root in dict.fromkeys((standard, packages)):
-        for path in root.rglob("*"):
-            relative = path.relative_to(root)
-            if (
-                path.suffix not in _SUFFIXES
-                or (root == standard and "site-packages" in relative.parts)
-                or relative.parts[0].endswith("-info")
-            ):
-                continue
-            if not path.is_file():
-                continue
-            if _SMALLEST <= path.stat().st_size <= _LARGEST:
-                source = "python" if root == standard else relative.parts[0].removesuffix(".py")
-                yield source, relative.as_posix(), path
+        for folder, folders, files in os.walk(root):
+            if folder == str(root):
+                folders[:] = [each for each in folders if not each.endswith("-info")]
+            if root == standard:
+                folders[:] = [each for each in folders if each != "site-packages"]
+            for name in files:
+                path = Path(folder, name)
+                if path.suffix in _SUFFIXES and _SMALLEST <= path.stat().st_size <= _LARGEST:
+                    relative = path.relative_to(root)
+                    yield "python" if root == standard else relative.parts[0].removesuffix(".py"), relative.as_posix(), path
 
 
 def _without_copies(files: Sequence[tuple[str, str, Path]], most: int) -> Iterator[Document]:

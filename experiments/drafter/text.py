@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -51,10 +51,17 @@ def vocabulary_for(config: PairConfig, documents: Sequence[Document]) -> Vocabul
 
 def tokenize(documents: Sequence[Document], vocabulary: Vocabulary) -> Text:
     """Every document in tokens, in the order given."""
-    tokens = [
-        torch.tensor([vocabulary.separator, *encoded], dtype=torch.int64)
-        for encoded in vocabulary.encode([document.text for document in documents])
-    ]
-    train = [own for document, own in zip(documents, tokens, strict=True) if not document.held_out]
-    held_out = [HeldOut(document.source, document.name, own) for document, own in zip(documents, tokens, strict=True) if document.held_out]
-    return Text(torch.cat(train), tuple(held_out))
+    train = [own for _, own in _encoded([document for document in documents if not document.held_out], vocabulary)]
+    return Text(torch.cat(train), held_out(documents, vocabulary))
+
+
+def held_out(documents: Sequence[Document], vocabulary: Vocabulary) -> tuple[HeldOut, ...]:
+    """Those of them that no model is trained on."""
+    encoded = _encoded([document for document in documents if document.held_out], vocabulary)
+    return tuple(HeldOut(document.source, document.name, own) for document, own in encoded)
+
+
+def _encoded(documents: Sequence[Document], vocabulary: Vocabulary) -> Iterator[tuple[Document, Tensor]]:
+    """Each with its tokens, the separator first."""
+    for document, encoded in zip(documents, vocabulary.encode([document.text for document in documents]), strict=True):
+        yield document, torch.tensor([vocabulary.separator, *encoded], dtype=torch.int64)

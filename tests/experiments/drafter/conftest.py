@@ -22,6 +22,10 @@ TEXT = [
 
 @pytest.fixture(scope="session")
 def vocabulary() -> BytePairs:
+    return small_vocabulary()
+
+
+def small_vocabulary() -> BytePairs:
     return BytePairs.trained(TEXT * 4, 300)
 
 
@@ -52,6 +56,10 @@ def config(**changes: Any) -> PairConfig:
 
 @pytest.fixture(scope="session")
 def pair(vocabulary: BytePairs) -> Pair:
+    return small_pair(vocabulary)
+
+
+def small_pair(vocabulary: BytePairs) -> Pair:
     """Random weights in fp32: what starts at zero is drawn too, so that every part counts."""
     torch.manual_seed(0)
     made = config()

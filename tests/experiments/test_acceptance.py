@@ -1,0 +1,101 @@
+"""Arms decode the same prompts, and what is counted adds up; arms that are the same show no change, and greedy text is the target's."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from analysis.acceptance import acceptance_rows, comparisons, positions
+from analysis.load import Run, load_run
+from experiments import acceptance
+from experiments.convert import ConfigError
+from experiments.drafter.checkpoint import Pair
+from experiments.drafter.decode import decode_plainly
+from experiments.drafter.prompts import Prompts
+from experiments.drafter.verify import Rule
+from experiments.execute import execute
+from experiments.plan import Plan
+from experiments.schema import RULES, Acceptance, Load, Variant
+from kernels.walk import Unsupported
+from tests.experiments.drafter.conftest import config, small_pair, small_vocabulary
+from tests.experiments.drafter.test_target import tokens
+
+ARMS = (("sglang_folded", "twice"), ("again", "twice"), ("resident", "int8"))
+LOADS = (Load(1, 4), Load(3, 9))
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    """Logits tame enough for drafts to pass now and then."""
+    made = small_pair(small_vocabulary())
+    for weight in (made.target.lm_head.weight, made.drafter.markov_head.markov_w1.weight, made.drafter.markov_head.markov_w2.weight):
+        weight.mul_(0.1)
+    return made
+
+
+@pytest.fixture
+def prompts() -> Prompts:
+    return Prompts(tokens(7, 6, 3), tuple(f"source{number % 3}" for number in range(7)))
+
+
+@pytest.fixture
+def asked(plan: Plan, pair: Pair, prompts: Prompts, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    monkeypatch.setattr(acceptance, "_load", lambda config, device: pair)
+    monkeypatch.setattr(acceptance, "_prompts", lambda pair, ask: prompts)
+    arms = tuple(Variant(label, "reference", {"rounding": rounding}) for label, rounding in ARMS)
+    ask = Acceptance(arms, LOADS, steps=(3,), prompts=7, prompt_tokens=6)
+    return replace(plan, config=replace(plan.config, experiment=ask, pair=pair.config))
+
+
+@pytest.fixture
+def recorded(asked: Plan) -> Run:
+    return load_run(execute(asked).folder)
+
+
+def test_a_record_is_what_the_analysis_reads(recorded: Run) -> None:
+    rows = acceptance_rows(recorded)
+    assert len(rows) == 3 * 2 * 2 * 2 * 7, "arms, passes, temperatures, loads, prompts"
+    orders = {(str(arm), int(passed)): set(of["order"]) for (arm, passed), of in rows.groupby(["variant", "pass"])}
+    assert orders == {(arm, passed): {2 - place if passed else place} for place, (arm, _) in enumerate(ARMS) for passed in (0, 1)}
+    compared = comparisons([recorded])
+    assert len(compared) == 2 * 3, "temperatures, and two loads beside both together"
+    for cell, arms in compared.items():
+        assert all(0 <= share <= 1 for shares in positions(recorded, cell).values() for share in shares if share == share)
+        if cell.temperature == 0:
+            assert arms["again"].change.wide.value == 0
+            assert arms["resident"].identity.same == arms["resident"].identity.prompts == 7
+    assert rows["accepted"].sum() > 0
+
+
+def test_greedy_text_is_the_targets(recorded: Run, pair: Pair, prompts: Prompts) -> None:
+    rows = acceptance_rows(recorded)
+    for load in LOADS:
+        plain = [text for group in prompts.tokens.split(load.batch) for text in decode_plainly(pair, group, load.tokens)]
+        expected = {prompt: {hashlib.sha256(repr(text).encode()).hexdigest()} for prompt, text in enumerate(plain)}
+        some = rows[(rows["temperature"] == 0) & (rows["batch"] == load.batch)]
+        assert some.groupby("prompt")["text_sha256"].agg(set).to_dict() == expected
+
+
+def test_sampled_passes_differ(recorded: Run) -> None:
+    rows = acceptance_rows(recorded)
+    sampled = rows[(rows["temperature"] > 0) & (rows["variant"] == "resident") & (rows["batch"] == 3)]
+    assert (sampled.groupby(["steps", "prompt"])["text_sha256"].nunique() == 2).mean() > 0.9
+
+
+def test_what_cannot_be_asked_is_told_in_a_sentence(asked: Plan, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="needs one; take pair=tiny or pair=qwen_vocab"):
+        acceptance.run(replace(asked, config=replace(asked.config, pair=None)))
+    with pytest.raises(ConfigError, match="pair small drafts up to 2 tokens at once; got 3"):
+        acceptance.run(replace(asked, config=replace(asked.config, pair=config(block=2))))
+    gated = small_pair(small_vocabulary())
+    gated.drafter.markov_head.register_parameter("gate", torch.nn.Parameter(torch.zeros(1)))
+    with pytest.raises(Unsupported, match="pair small: .*markov_head.gate"):
+        acceptance.markov_head(gated)
+
+
+def test_rules_have_their_names() -> None:
+    assert tuple(Rule) == RULES
