@@ -53,7 +53,9 @@ def run(plan: Plan) -> Outcome:
     if config.pair is None:
         raise ConfigError("pair: experiment=acceptance needs one; take pair=tiny or pair=qwen_vocab")
     if max(ask.steps) > config.pair.block:
-        raise ConfigError(f"experiment.steps: pair {config.pair.name} drafts up to {config.pair.block} tokens at once; got {max(ask.steps)}")
+        raise ConfigError(
+            f"experiment.steps: pair {config.pair.name} drafts up to {config.pair.block} tokens at once; got {max(ask.steps)}"
+        )
     pair = _load(config.pair, check_live(config.device))
     prompts = _prompts(pair, ask)
     torch.manual_seed(ask.seed)  # for the arms that draw from torch's generator

@@ -24,7 +24,7 @@ def documents(sources: int, lengths: tuple[int, ...] = (7, 23, 12)) -> list[Held
 def test_sources_and_documents_take_turns() -> None:
     found = prompts_from(documents(10), 25, 5)
     assert Counter(found.sources) == {f"source{source}": 3 if source < 5 else 2 for source in range(10)}
-    assert found.sources[:11] == tuple(f"source{source}" for source in range(10)) + ("source0",)
+    assert found.sources[:11] == (*(f"source{source}" for source in range(10)), "source0")
     assert found.tokens[0].tolist() == [0, 1, 2, 3, 4]
     assert found.tokens[10].tolist() == [7, 8, 9, 10, 11], "the second prompt of a source is of its second document"
     assert found.tokens[20].tolist() == [30, 31, 32, 33, 34]
