@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,6 +27,8 @@ from experiments.outcome import Outcome, Row
 from experiments.plan import Plan
 from experiments.schema import TrainPair
 from kernels.device import check_live
+
+_SAID_EVERY_S = 30.0
 
 
 def run(plan: Plan) -> Outcome:
@@ -71,22 +75,40 @@ def _train(config: PairConfig, device: str, folder: Path, logged: int) -> Learnt
 
 
 def _logger(pair: str, model: str, logged: int, rows: list[Row]) -> Callable[[Progress], None]:
-    """Keeps every `logged`th step as rows, with a bar and an estimate of the time left."""
-    from tqdm import tqdm
-
-    bar = tqdm(desc=f"{pair}: {model}", disable=None, leave=False)
+    """Keeps every `logged`th step as rows, and says every half minute how far it is."""
+    say = _Narrator(f"{pair}: {model}")
 
     def report(progress: Progress) -> None:
-        bar.total = progress.steps
-        bar.update(progress.step - bar.n)
+        say.hear(progress)
         if progress.step % logged == 0 or progress.step == progress.steps:
-            bar.set_postfix({name: f"{value:.3f}" for name, value in progress.losses.items()})
             rows.extend(
                 {"pair": pair, "model": model, "step": progress.step, "loss": name, "value": value}
                 for name, value in progress.losses.items()
             )
 
     return report
+
+
+class _Narrator:
+    """Prints a line about every _SAID_EVERY_S and at the end, to a terminal or a log: losses, and an estimate of the time left."""
+
+    def __init__(self, what: str) -> None:
+        self._what, self._steps = what, 0
+        self._began_s = self._said_s = time.monotonic()
+
+    def hear(self, progress: Progress) -> None:
+        self._steps += 1
+        if time.monotonic() - self._said_s < _SAID_EVERY_S and progress.step < progress.steps:
+            return
+        losses = ", ".join(f"{name} {value:.3f}" for name, value in progress.losses.items())
+        self._said_s = time.monotonic()  # the losses waited for the device
+        spent_s = self._said_s - self._began_s
+        left_s = spent_s / self._steps * (progress.steps - progress.step)
+        print(
+            f"{self._what}, step {progress.step} of {progress.steps}: {losses}; {spent_s:.0f} s so far, about {left_s:.0f} s left",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from experiments.drafter.pair import PairConfig
-from experiments.drafter.transformer import Stack, linear, norm
+from experiments.drafter.transformer import Stack, linear, norm, through
 
 
 class Backbone(nn.Module):
@@ -41,9 +41,7 @@ class Backbone(nn.Module):
         x = norm(functional.embedding(tokens.flatten(1), embedding)).to(context.dtype)
         mask = self._visible(positions, length, queries)
         for block in self.blocks:
-            normed = norm(x)
-            keys_and_values = block.keys_and_values(torch.cat([context, normed], dim=1), places)
-            x = block(x, block.queries(normed, slots), *keys_and_values, mask)
+            x = through(block, x, places, context, mask)
         return norm(x).unflatten(1, (count, self.block))
 
     def _visible(self, positions: Tensor, length: int, queries: int) -> Tensor:

@@ -50,7 +50,7 @@ class Pair:
 @cache
 def source_key() -> str:
     """Twelve hex digits of the sources that decide what a training makes."""
-    names = ("backbone", "corpus", "drafter", "serial_heads", "target", "text", "training", "transformer", "vocabulary")
+    names = ("backbone", "chunked_loss", "corpus", "drafter", "serial_heads", "target", "text", "training", "transformer", "vocabulary")
     total = hashlib.sha256()
     for name in names:
         total.update((ROOM / f"{name}.py").read_bytes())

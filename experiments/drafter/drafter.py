@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from experiments.drafter.backbone import Backbone
+from experiments.drafter.chunked_loss import Guesses, draft_loss
 from experiments.drafter.pair import PairConfig
 from experiments.drafter.serial_heads import serial_head
 from experiments.drafter.target import Read, Target
@@ -61,26 +61,18 @@ def drafter_loss(
     embedded = drafter.markov_head.markov_w1(previous)
     confidence = drafter.confidence(torch.cat([hidden, embedded], dim=-1))[..., 0]
     teacher = read.hidden.gather(1, flat[:, :, None].expand(-1, -1, config.width)).view(*places.shape, -1)
-    chunks = (rows.flatten(0, 2).split(config.drafter.rows) for rows in (hidden, latent, teacher, labels))
-    parts = [_losses(drafter, target, own, latents, wanted, tokens) for own, latents, wanted, tokens in zip(*chunks, strict=True)]
-    entropy, distance = (torch.cat(part).view_as(places) for part in zip(*parts, strict=True))
-    weight = torch.exp(-torch.arange(config.block, device=tokens.device) / DECAY).expand_as(entropy)
+    weight = torch.exp(-torch.arange(config.block, device=tokens.device) / DECAY).expand(places.shape)
     weight = weight / weight.sum()
-    sure = functional.binary_cross_entropy_with_logits(confidence.float(), 1 - 0.5 * distance.detach(), reduction="none")
-    of_entropy, of_distance, of_confidence = ((weight * part).sum() for part in (entropy, distance, sure))
-    total = cross_entropy * of_entropy + DISTANCE * of_distance + CONFIDENCE * of_confidence
-    accepted = 1 - 0.5 * distance.detach().mean(dim=(0, 1))
-    return Loss(total, of_entropy.detach(), of_distance.detach(), of_confidence.detach(), accepted)
-
-
-def _losses(drafter: Drafter, target: Target, hidden: Tensor, latent: Tensor, teacher: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross-entropy and L1 distance [rows]. Logits are made again for the gradient: at V = 151,936 they are what fills the memory."""
-
-    def losses(hidden: Tensor, latent: Tensor) -> tuple[Tensor, Tensor]:
-        logits = (target.logits(hidden) + drafter.markov_head.markov_w2(latent)).float()
-        with torch.no_grad():
-            wanted = torch.softmax(target.logits(teacher).float(), dim=-1)
-        entropy = functional.cross_entropy(logits, labels, reduction="none")
-        return entropy, (torch.softmax(logits, dim=-1) - wanted).abs().sum(dim=-1)
-
-    return checkpoint(losses, hidden, latent, use_reentrant=False)
+    guesses = Guesses(*(rows.flatten(0, 2) for rows in (hidden, latent, teacher, labels)))
+    of_entropy, of_distance = (share * weight.flatten() for share in (cross_entropy, DISTANCE))
+    found = draft_loss(guesses, target.lm_head.weight, drafter.markov_head.markov_w2.weight, of_entropy, of_distance, config.drafter.rows)
+    entropy, distance = (part.view_as(places) for part in (found.entropy, found.distance))
+    sure = functional.binary_cross_entropy_with_logits(confidence.float(), 1 - 0.5 * distance, reduction="none")
+    of_confidence = (weight * sure).sum()
+    return Loss(
+        total=found.total + CONFIDENCE * of_confidence,
+        cross_entropy=(weight * entropy).sum(),
+        distance=(weight * distance).sum(),
+        confidence=of_confidence.detach(),
+        accepted=1 - 0.5 * distance.mean(dim=(0, 1)),
+    )

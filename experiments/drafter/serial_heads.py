@@ -1,12 +1,14 @@
-"""The serial heads of DSpark as they are trained: previous tokens are given, so all steps of a block are made at once.
+"""The serial heads of DSpark, and one as Domino's, as they are trained: previous tokens are given, so all steps of a block are made at once.
 
-Source: DeepSpec's `deepspec/modeling/dspark/markov_head.py`. Each gives a latent [.., steps, rank]; its bias on the logits is W2 times that.
+Source: DeepSpec's `deepspec/modeling/dspark/markov_head.py`; for Domino SGLang's `python/sglang/srt/speculative/domino_utils.py`. Each gives a latent
+[.., steps, rank]; its bias on the logits is W2 times that.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from experiments.drafter.pair import PairConfig
 
@@ -59,9 +61,30 @@ class RnnHead(MarkovHead):
         return torch.stack(latents, dim=-2)
 
 
+class DominoHead(MarkovHead):
+    """latent = SiLU(F [hidden; h]), with h = GRU(e, h) over the tokens so far, from zero; no bias anywhere, and none on the first step's logits.
+
+    Domino embeds tokens by the target's matrix and its h is a quarter as wide as hidden at 4,096; here e = W1[previous], which the confidence head
+    reads too, and h is as wide as hidden.
+    """
+
+    def __init__(self, config: PairConfig) -> None:
+        super().__init__(config)
+        self.prefix_gru = nn.GRU(config.rank, config.width, bias=False, batch_first=True)
+        self.embed_proj = nn.Linear(2 * config.width, config.rank, bias=False)
+        for weight in (*self.prefix_gru.parameters(), self.embed_proj.weight):
+            nn.init.normal_(weight, std=_STD)
+
+    def forward(self, previous: Tensor, hidden: Tensor) -> Tensor:
+        embedded = self.markov_w1(previous)
+        states, _ = self.prefix_gru(embedded.flatten(0, -3))
+        latent = functional.silu(self.embed_proj(torch.cat([hidden, states.view(*previous.shape, -1)], dim=-1)))
+        return torch.cat([torch.zeros_like(latent[..., :1, :]), latent[..., 1:, :]], dim=-2)
+
+
 def serial_head(config: PairConfig) -> MarkovHead:
     """The head that the config names."""
-    return {"markov": MarkovHead, "gated": GatedHead, "rnn": RnnHead}[config.head](config)
+    return {"markov": MarkovHead, "gated": GatedHead, "rnn": RnnHead, "domino": DominoHead}[config.head](config)
 
 
 def _linear(inputs: int, outputs: int) -> nn.Linear:

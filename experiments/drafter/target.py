@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+from experiments.drafter.chunked_loss import next_token_entropy
 from experiments.drafter.pair import PairConfig
-from experiments.drafter.transformer import Stack, linear, norm
+from experiments.drafter.transformer import Stack, linear, norm, through
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,7 @@ class Target(nn.Module):
         positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
         x, taps = norm(self.embedding(tokens)), []
         for layer, block in enumerate(self.blocks):
-            normed = norm(x)
-            x = block(x, block.queries(normed, positions), *block.keys_and_values(normed, positions), None)
+            x = through(block, x, positions)
             if layer in self.config.taps:
                 taps.append(x)
         return Read(norm(x), torch.cat(taps, dim=-1))
@@ -83,5 +82,5 @@ class Target(nn.Module):
 
 def next_token_loss(target: Target, tokens: Tensor) -> Tensor:
     """Mean cross-entropy of tokens [batch, context + 1] given those before them."""
-    logits = target.logits(target(tokens[:, :-1]).hidden).float()
-    return functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    hidden = target(tokens[:, :-1]).hidden.flatten(0, 1)
+    return next_token_entropy(hidden, target.lm_head.weight, tokens[:, 1:].flatten(), target.config.target.rows)

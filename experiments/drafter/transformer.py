@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from experiments.drafter.compiled import compiled
+
 _ROTARY_BASE = 10_000.0
 
 
@@ -58,6 +60,17 @@ class Block(nn.Module):
         attended = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, is_causal=mask is None)
         x = x + self.merge(attended.transpose(1, 2).flatten(-2))
         return x + self.narrow(functional.relu(self.widen(norm(x))).square())
+
+
+@compiled
+def through(block: Block, x: Tensor, positions: Tensor, context: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+    """x [batch, tokens, width] through a block of a whole pass; one compiled form serves all layers.
+
+    context: [batch, earlier, width], normed, what a token may look at beside x; positions: [batch or 1, earlier + tokens]; mask: as `Block.forward`
+    """
+    normed = norm(x)
+    seen = normed if context is None else torch.cat([context, normed], dim=1)
+    return block(x, block.queries(normed, positions[:, -x.shape[1] :]), *block.keys_and_values(seen, positions), mask)
 
 
 class Stack(nn.ModuleList):

@@ -7,12 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from experiments import record, train_pair
 from experiments.compose import compose
 from experiments.convert import ConfigError
 from experiments.drafter.corpus import Document
 from experiments.drafter.pair import PairConfig
+from experiments.drafter.training import Progress
 from experiments.execute import execute
 from experiments.plan import Plan
 from experiments.schema import TrainPair
@@ -54,6 +56,21 @@ def test_killed_before_its_drafter_it_keeps_the_target(asked: Plan, tmp_path: Pa
             train_pair.run(asked)
     assert [path.name.split(".")[1] for path in (tmp_path / "pairs").iterdir()] == ["target"]
     assert {row["model"] for row in train_pair.run(asked).tables["training"]} == {"drafter"}
+
+
+def test_it_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """From step 11 on, 10 s a step: every third step has a line, and the last."""
+    clock = [0.0]
+    monkeypatch.setattr(train_pair.time, "monotonic", lambda: clock[0])
+    report = train_pair._logger("small", "target", 100, rows := [])
+    for step in range(11, 16):
+        clock[0] += 10
+        report(Progress(step, 15, {"cross_entropy": torch.tensor(2.5)}))
+    assert capsys.readouterr().err.splitlines() == [
+        "small: target, step 13 of 15: cross_entropy 2.500; 30 s so far, about 20 s left",
+        "small: target, step 15 of 15: cross_entropy 2.500; 50 s so far, about 0 s left",
+    ]
+    assert rows == [{"pair": "small", "model": "target", "step": 15, "loss": "cross_entropy", "value": 2.5}]
 
 
 def test_without_a_pair_it_says_which_there_are(plan: Plan) -> None:

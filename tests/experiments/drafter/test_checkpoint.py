@@ -9,9 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from experiments.compose import compose
 from experiments.drafter import checkpoint
 from experiments.drafter.checkpoint import CheckpointError, Pair, folder_of, load, save
+from experiments.drafter.drafter import drafter_loss
 from experiments.drafter.pair import PairConfig, TrainingConfig
+from experiments.drafter.target import next_token_loss
+from experiments.provenance import ROOT
 from tests.experiments.drafter.conftest import TEXT, config
 
 
@@ -57,7 +61,7 @@ def test_another_config_is_another_folder_and_a_committed_one_comes_first(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"head": "lstm"}, "head: 'lstm' is none of markov, gated, rnn"),
+        ({"head": "lstm"}, "head: 'lstm' is none of markov, gated, rnn, domino"),
         ({"vocabulary": "words"}, "vocabulary: 'words' is none of byte_pairs, qwen"),
         ({"taps": (3,)}, r"taps: needs layers from 0 to 2; got \[3\]"),
         ({"width": 18, "attention_heads": 4}, "width: 18 does not give 4 attention heads an even width each"),
@@ -73,4 +77,39 @@ def test_a_config_that_cannot_be_built_is_a_sentence(changes: dict[str, object],
 def test_a_training_needs_steps() -> None:
     with pytest.raises(ValueError, match="batch: must be at least 1; got 0"):
         TrainingConfig(steps=1, batch=0, rate=1e-3)
+    with pytest.raises(ValueError, match="optimizer: 'sgd' is none of adamw, muon"):
+        TrainingConfig(steps=1, batch=1, rate=1e-3, optimizer="sgd")
     assert isinstance(config(), PairConfig)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Pair:
+    """The pair that is committed, found by its config."""
+    made = compose(["experiment=train_pair", "pair=tiny"]).pair
+    assert made is not None
+    folder = folder_of(made)
+    assert folder == checkpoint.COMMITTED / "tiny"
+    return load(made, folder)
+
+
+@torch.no_grad()
+def test_the_committed_pair_has_learnt_what_it_says(tiny: Pair) -> None:
+    """On eight pieces of a text that does not change."""
+    length, block = tiny.config.context + 1, tiny.config.block
+    (encoded,) = tiny.vocabulary.encode([(ROOT / "LICENSE").read_text()])
+    text = torch.tensor(encoded[: 8 * length]).view(8, length)
+    assert float(next_token_loss(tiny.target, text)) < 5.5, "guessing at random is 7.6"
+    text, anchors = text[:, :-1], torch.arange(block, tiny.config.context - block, block).expand(8, -1)
+    accepted = drafter_loss(tiny.drafter, tiny.target, text, anchors, tiny.target(text)).accepted
+    assert 0.55 < float(accepted[0]) < 0.9
+    assert 0.3 < float(accepted[-1]) < float(accepted[0])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("start", "later"), [("import os\nimport ", "import"), ("def __init__(self, name):\n        self.", "def")])
+def test_the_committed_target_writes_python(tiny: Pair, start: str, later: str) -> None:
+    tokens = torch.tensor([[tiny.vocabulary.separator, *tiny.vocabulary.encode([start])[0]]])
+    known = tokens.shape[1]
+    for _ in range(10):
+        tokens = torch.cat([tokens, tiny.target.logits(tiny.target(tokens).hidden[:, -1:]).argmax(-1)], dim=1)
+    assert later in tiny.vocabulary.decode(tokens[0, known:].tolist())

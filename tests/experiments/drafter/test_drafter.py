@@ -12,7 +12,8 @@ from torch.testing import assert_close
 
 from experiments.drafter.checkpoint import Pair
 from experiments.drafter.drafter import Drafter, drafter_loss
-from experiments.drafter.serial_heads import GatedHead, RnnHead, serial_head
+from experiments.drafter.pair import HEADS
+from experiments.drafter.serial_heads import DominoHead, GatedHead, RnnHead, serial_head
 from experiments.drafter.target import Read
 from kernels.heads.markov import MarkovHead as KernelHead
 from kernels.walk import Rounding
@@ -57,14 +58,14 @@ def test_the_markov_head_is_the_one_that_kernels_know(pair: Pair) -> None:
     assert_close(head.step_logits(previous, torch.zeros(2, 300), Rounding.NEVER), bias.float(), rtol=0.02, atol=0.02)
 
 
-@pytest.mark.parametrize("kind", ["gated", "rnn"])
+@pytest.mark.parametrize("kind", ["gated", "rnn", "domino"])
 def test_a_recurrent_head_follows_its_formula(kind: str) -> None:
     torch.manual_seed(1)
     head = serial_head(config(head=kind))
     for weight in head.parameters():
         torch.nn.init.normal_(weight, std=0.5)
     previous, hidden = tokens(2, 4), torch.randn(2, 4, 16)
-    found, state = head(previous, hidden), torch.zeros(2, 8)
+    found, state, wide = head(previous, hidden), torch.zeros(2, 8), torch.zeros(2, 16)
     for step in range(4):
         e, h = head.markov_w1.weight[previous[:, step]], hidden[:, step]
         if isinstance(head, GatedHead):
@@ -74,6 +75,14 @@ def test_a_recurrent_head_follows_its_formula(kind: str) -> None:
             a, c, o = (torch.cat([state, e, h], 1) @ head.joint_proj.weight.T + head.joint_proj.bias).chunk(3, 1)
             assert_close(found[:, step], torch.tanh(o))
             state = torch.sigmoid(a) * state + (1 - torch.sigmoid(a)) * torch.tanh(c)
+        elif isinstance(head, DominoHead):
+            gru = dict(head.prefix_gru.named_parameters())
+            ir, iz, inew = (e @ gru["weight_ih_l0"].T).chunk(3, 1)
+            sr, sz, snew = (wide @ gru["weight_hh_l0"].T).chunk(3, 1)
+            reset, update = torch.sigmoid(ir + sr), torch.sigmoid(iz + sz)
+            wide = (1 - update) * torch.tanh(inew + reset * snew) + update * wide
+            projected = torch.cat([h, wide], 1) @ head.embed_proj.weight.T
+            assert_close(found[:, step], projected * torch.sigmoid(projected) if step else torch.zeros(2, 8))
 
 
 def test_the_loss_follows_its_formula_whatever_the_chunks(pair: Pair) -> None:
@@ -110,9 +119,10 @@ def test_the_loss_follows_its_formula_whatever_the_chunks(pair: Pair) -> None:
     assert_close(found.accepted, 1 - distances / 2)
 
 
-def test_the_gradient_goes_through_the_chunks(pair: Pair) -> None:
+@pytest.mark.parametrize("kind", HEADS)
+def test_the_gradient_goes_through_the_chunks(pair: Pair, kind: str) -> None:
     torch.manual_seed(0)
-    drafter = Drafter(pair.config, 1)
+    drafter = Drafter(config(head=kind), 1)
     text = tokens(2, 24)
     loss = drafter_loss(drafter, pair.target, text, torch.tensor([[3, 9, 15], [1, 8, 19]]), pair.target(text))
     loss.total.backward()
