@@ -33,7 +33,7 @@ def run(plan: Plan) -> Outcome:
     if config is None:
         raise ConfigError("pair: experiment=train_pair needs one; take pair=tiny or pair=qwen_vocab")
     device, folder = check_live(plan.config.device), checkpoint.folder_of(config)
-    learnt = _train(config, device, folder, ask.logged)
+    learnt = trained(config, device, folder, ask.logged)
     rows = list(_held_out(learnt.pair, learnt.text, ask.held_out, device))
     protocol = {"folder": folder.name, "trained": "in this run" if learnt.rows else "before this run"} | learnt.pair.facts
     return Outcome({"training": learnt.rows, "held_out": rows}, protocol=protocol)
@@ -48,7 +48,8 @@ class Learnt:
     rows: list[Row]
 
 
-def _train(config: PairConfig, device: str, folder: Path, logged: int) -> Learnt:
+def trained(config: PairConfig, device: str, folder: Path, logged: int) -> Learnt:
+    """The pair in `folder`, trained there first if there is none. logged: steps between two rows."""
     documents = machine_documents(config.corpus_mb)
     if (folder / "pair.json").exists():
         pair = checkpoint.load(config, folder, device)
