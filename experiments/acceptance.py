@@ -18,19 +18,21 @@ import torch
 
 from experiments.convert import ConfigError
 from experiments.drafter import checkpoint
-from experiments.drafter.checkpoint import CheckpointError, Pair
-from experiments.drafter.corpus import machine_documents
-from experiments.drafter.decode import Decoded, Decoder
-from experiments.drafter.prompts import Prompts, prompts_from
-from experiments.drafter.text import held_out
+from experiments.drafter.checkpoint import Pair
+from experiments.drafter.corpus import MIN_SOURCES
+from experiments.drafter.decode import Decoded, Decoder, markov_head
+from experiments.drafter.prompts import Prompt, prompts_from
+from experiments.drafter.text import HeldOut
 from experiments.drafter.verify import Rule
 from experiments.outcome import Outcome, Row
 from experiments.plan import Plan
 from experiments.schema import Acceptance, Load, Variant
+from experiments.train_pair import trained
 from experiments.workload import assert_arch, assert_variants, create
 from kernels.device import DeviceSpec, check_live
-from kernels.heads.markov import MarkovHead
-from kernels.walk import Limits, PreparedWalk, Unsupported
+from kernels.walk import Limits, PreparedWalk
+
+_LOGGED = 25  # steps between two losses, where the pair is trained first
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,8 @@ def run(plan: Plan) -> Outcome:
         raise ConfigError(
             f"experiment.steps: pair {config.pair.name} drafts up to {config.pair.block} tokens at once; got {max(ask.steps)}"
         )
-    pair = _load(config.pair, check_live(config.device))
-    prompts = _prompts(pair, ask)
+    learnt = trained(config.pair, check_live(config.device), checkpoint.folder_of(config.pair), _LOGGED)
+    pair, prompts = learnt.pair, _prompts(learnt.held_out, ask)
     torch.manual_seed(ask.seed)  # for the arms that draw from torch's generator
     rows, places = list[Row](), list[Row]()
     cells = [Cell(*each) for each in product(ask.steps, ask.temperatures, ask.loads)]
@@ -69,19 +71,20 @@ def run(plan: Plan) -> Outcome:
             places += [named | row for row in _by_position(decoded, prompts, cell)]
         spent_s = time.monotonic() - started
         print(f"cell {number} of {len(cells)}: {spent_s:.0f} s so far", file=sys.stderr, flush=True)
-    protocol = {"rule": ask.rule, "prompt_tokens": ask.prompt_tokens, "sources": sorted(set(prompts.sources)), "pair": pair.facts}
+    protocol = {"rule": ask.rule, "prompt_tokens": ask.prompt_tokens, "pair": pair.facts}
     return Outcome({"acceptance": rows, "acceptance_positions": places}, protocol=protocol)
 
 
 def _decode(
-    pair: Pair, prompts: Prompts, ask: Acceptance, cell: Cell, device: DeviceSpec
+    pair: Pair, prompts: Sequence[Prompt], ask: Acceptance, cell: Cell, device: DeviceSpec
 ) -> Iterator[tuple[int, int, Variant, list[Decoded]]]:
     """Pass, the arm's place in it, the arm, and what it made of every prompt. Each arm is prepared once."""
     arms = [(variant, _prepare(pair, variant, cell.limits, device)) for variant in ask.variants]
+    tokens = torch.stack([prompt.tokens for prompt in prompts])
     for passed in range(ask.passes):
         for order, (variant, walk) in enumerate(arms if passed % 2 == 0 else reversed(arms)):
             decoder = Decoder(pair, walk, cell.steps, cell.temperature, ask.seed + passed, Rule(ask.rule))
-            groups = prompts.tokens.split(cell.load.batch)
+            groups = tokens.split(cell.load.batch)
             yield passed, order, variant, [each for group in groups for each in decoder.decode(group, cell.load.tokens, cell.load.batch)]
 
 
@@ -91,32 +94,18 @@ def _prepare(pair: Pair, variant: Variant, limits: Limits, device: DeviceSpec) -
     return backend.prepare(markov_head(pair), limits, device)
 
 
-def markov_head(pair: Pair) -> MarkovHead:
-    """The serial head of the pair, on its device.
-
-    Raises:
-        Unsupported: it is not a vanilla Markov head, which alone the backends walk.
-    """
+def _prompts(documents: Sequence[HeldOut], ask: Acceptance) -> list[Prompt]:
     try:
-        weights = pair.drafter.markov_head.state_dict()
-        return MarkovHead.from_tensors({f"markov_head.{name}": weight.bfloat16() for name, weight in weights.items()})
-    except ValueError as error:
-        raise Unsupported(f"pair {pair.config.name}: {error}") from error
-
-
-def _load(config: checkpoint.PairConfig, device: str) -> Pair:
-    try:
-        return checkpoint.load(config, checkpoint.folder_of(config), device)
-    except CheckpointError as error:
-        raise ConfigError(f"pair: {error}") from error
-
-
-def _prompts(pair: Pair, ask: Acceptance) -> Prompts:
-    documents = held_out(machine_documents(pair.config.corpus_mb), pair.vocabulary)
-    try:
-        return prompts_from(documents, ask.prompts, ask.prompt_tokens)
+        found = prompts_from(documents, ask.prompts, ask.prompt_tokens)
     except ValueError as error:
         raise ConfigError(f"experiment.prompts: {error}") from error
+    sources = {prompt.source for prompt in found}
+    if len(sources) < MIN_SOURCES:
+        raise ConfigError(
+            f"experiment.prompts: {len(found)} are from {len(sources)} sources and at least {MIN_SOURCES} are needed; "
+            "ask for more, or read more text with pair.corpus_mb"
+        )
+    return found
 
 
 def _columns(plan: Plan, pair: Pair, variant: Variant, cell: Cell) -> Row:
@@ -135,13 +124,13 @@ def _columns(plan: Plan, pair: Pair, variant: Variant, cell: Cell) -> Row:
     }
 
 
-def _by_prompt(decoded: Sequence[Decoded], prompts: Prompts, cell: Cell, order: int) -> Iterator[Row]:
-    for prompt, (each, source) in enumerate(zip(decoded, prompts.sources, strict=True)):
+def _by_prompt(decoded: Sequence[Decoded], prompts: Sequence[Prompt], cell: Cell, order: int) -> Iterator[Row]:
+    for number, (each, prompt) in enumerate(zip(decoded, prompts, strict=True)):
         rounds, accepted = len(each.accepted), sum(each.accepted)
         yield {
             "order": order,
-            "prompt": prompt,
-            "source": source,
+            "prompt": number,
+            "source": prompt.source,
             "rounds": rounds,
             "drafted": rounds * cell.steps,
             "accepted": accepted,
@@ -150,11 +139,11 @@ def _by_prompt(decoded: Sequence[Decoded], prompts: Prompts, cell: Cell, order: 
         }
 
 
-def _by_position(decoded: Sequence[Decoded], prompts: Prompts, cell: Cell) -> Iterator[Row]:
+def _by_position(decoded: Sequence[Decoded], prompts: Sequence[Prompt], cell: Cell) -> Iterator[Row]:
     """A token at a position is offered where all before it passed."""
     passed: dict[str, list[int]] = defaultdict(list)
-    for each, source in zip(decoded, prompts.sources, strict=True):
-        passed[source] += each.accepted
+    for each, prompt in zip(decoded, prompts, strict=True):
+        passed[prompt.source] += each.accepted
     for source, accepted in sorted(passed.items()):
         for position in range(cell.steps):
             offered, through = (sum(count >= position + more for count in accepted) for more in (0, 1))

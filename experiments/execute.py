@@ -17,6 +17,7 @@ from experiments.convert import ConfigError
 from experiments.outcome import Outcome, Status, of_error
 from experiments.plan import Plan
 from experiments.provenance import software
+from experiments.trained_inputs import ready
 
 
 class Question(Protocol):
@@ -50,7 +51,10 @@ def execute(plan: Plan) -> Finished:
     _assert_writable(Path(plan.config.output))
     started, before = datetime.now(UTC), gpu.state(plan.config.device)
     try:
+        prepared = ready(plan)
+        plan = prepared.plan
         outcome = _question(plan).run(plan)
+        outcome.protocol.update(prepared.protocol)
     except ConfigError:
         raise
     except Exception as error:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +56,14 @@ def read(path: Path) -> Plan:
             f"{path} is not a plan ({error}); make one with: python -m experiments.plan -o {path} KEY=VALUE ..."
         ) from error
     return Plan(convert.config(config), tuple(argv), revision(convert.convert(Revision, planned, "revision")))
+
+
+def run_in_fresh_process(plan: Plan) -> int:
+    """Execute `plan` in a process of its own, which inherits no CUDA context and no caches, and return its exit code."""
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "plan.json"
+        plan.write(path)
+        return subprocess.run([sys.executable, "-m", "experiments.run", "--plan", str(path)], check=False).returncode
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -8,9 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from typing import Any
 from experiments.convert import ConfigError
 from experiments.execute import execute, execute_replica, report
 from experiments.outcome import Status
-from experiments.plan import Plan, read
+from experiments.plan import Plan, read, run_in_fresh_process
 from experiments.provenance import NoRevision, revision
 from experiments.record import RecordError
 
@@ -75,7 +73,7 @@ def _with_hydra(arguments: Sequence[str], debug: bool) -> int:
     def carry_out(composed: Any) -> int:
         chosen = HydraConfig.get()
         plan = Plan(compose.from_hydra(composed), tuple(chosen.overrides.task), revision())
-        return report(execute(plan)) if chosen.mode is RunMode.RUN else _in_fresh_process(plan)
+        return report(execute(plan)) if chosen.mode is RunMode.RUN else run_in_fresh_process(plan)
 
     compose.register()
     before = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
@@ -93,14 +91,6 @@ def _with_hydra(arguments: Sequence[str], debug: bool) -> int:
         if before[1] is not None:
             os.environ["HYDRA_FULL_ERROR"] = before[1]
     return max(codes, default=0)
-
-
-def _in_fresh_process(plan: Plan) -> int:
-    """A job of a sweep: its own process, so that no job inherits another's CUDA context or caches."""
-    with tempfile.TemporaryDirectory() as scratch:
-        path = Path(scratch) / "plan.json"
-        plan.write(path)
-        return subprocess.run([sys.executable, "-m", "experiments.run", "--plan", str(path)], check=False).returncode
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from experiments.drafter.pair import PairConfig
 from kernels.device import DeviceSpec
 
 RULES = ("sglang", "vllm")  # of rejection sampling, see experiments/drafter/verify.py
+SYNTHETIC, TRAINED = "synthetic", "trained"
 GREEDY = 0.0  # the temperature of a walk that takes the largest logit
 
 
@@ -82,15 +83,24 @@ class BackendConfig:
 
 @dataclass(frozen=True)
 class InputsConfig:
-    """Base logits ~ base_std N(0,1) in bf16, random anchors."""
+    """What the walks of an experiment read.
 
-    family: str = "synthetic"
+    family:     "synthetic": base logits ~ base_std N(0,1) in bf16, random anchors; "trained": the head of `pair` and rounds that it drafted
+    checkpoint: trained: a .safetensors file with another head than the pair's (`experiments.checkpoint`)
+    rounds:     trained: a file with its rounds (`experiments.recorded_rounds`); empty: rounds.safetensors beside the checkpoint
+    """
+
+    family: str = SYNTHETIC
     base_std: float = 2.0
     seed: int = 0
+    checkpoint: str = ""
+    rounds: str = ""
 
     def __post_init__(self) -> None:
-        if self.family != "synthetic":
-            raise ValueError(f"family: {self.family!r} is not an input family; there is: synthetic")
+        if self.family not in (SYNTHETIC, TRAINED):
+            raise ValueError(f"family: {self.family!r} is not an input family; there are: {SYNTHETIC}, {TRAINED}")
+        if self.family == SYNTHETIC and (self.checkpoint or self.rounds):
+            raise ValueError("family: synthetic inputs have no checkpoint and no rounds; take inputs=trained for those")
         _spread("base_std", self.base_std)
 
 
@@ -317,6 +327,27 @@ class TrainPair:
 
 
 @dataclass(frozen=True)
+class RecordRounds:
+    """Rounds that a pair drafts of held-out text, one of each prompt.
+
+    count: rounds to keep; top: logits of each step to keep exactly, 0 for all; batch: prompts decoded together
+    file:  where they are written; empty: beside the pair's drafter, where `inputs=trained` finds them
+    """
+
+    name: str = "record_rounds"
+    count: int = 128
+    top: int = 0
+    batch: int = 32
+    file: str = ""
+
+    def __post_init__(self) -> None:
+        for key in ("count", "batch"):
+            _positive(key, getattr(self, key))
+        if self.top < 0:
+            raise ValueError(f"top: must be at least 0; got {self.top}")
+
+
+@dataclass(frozen=True)
 class Quantization:
     """What 8-bit formats lose of a head: errors of its weights and of its bias, and the tokens that they change.
 
@@ -400,9 +431,11 @@ Experiment = (
     | Rivals
     | StepAnatomy
     | TrainPair
+    | RecordRounds
     | Quantization
     | Acceptance
 )
+TIMED = (Smoke, StepSlope, WalkLatency)  # they time walks of a head, whatever its inputs are
 EXPERIMENTS: dict[str, type[Experiment]] = {
     "smoke": Smoke,
     "step_slope": StepSlope,
@@ -416,6 +449,7 @@ EXPERIMENTS: dict[str, type[Experiment]] = {
     "rivals": Rivals,
     "step_anatomy": StepAnatomy,
     "train_pair": TrainPair,
+    "record_rounds": RecordRounds,
     "quantization": Quantization,
     "acceptance": Acceptance,
 }
@@ -423,7 +457,10 @@ EXPERIMENTS: dict[str, type[Experiment]] = {
 
 @dataclass(frozen=True)
 class Config:
-    """One run. `seed` orders the samples; heads, inputs and pairs have their own seeds. `pair` is for those who ask a trained pair."""
+    """One run. `seed` orders the samples; heads, inputs and pairs have their own seeds. `pair` is for those who ask a trained pair.
+
+    With trained inputs `head` says how large the trained one is; `experiments.trained_inputs` puts it there.
+    """
 
     device: DeviceSpec
     head: HeadConfig
@@ -434,6 +471,10 @@ class Config:
     output: str = "runs"
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if self.inputs.family == TRAINED:
+            self._assert_trained()
+
     def as_dict(self) -> dict[str, Any]:
         """The config as JSON would give it back: dicts, lists and scalars."""
         return json.loads(json.dumps(asdict(self)))
@@ -443,3 +484,20 @@ class Config:
         """Hash of everything that is asked for; where the answer is written does not count."""
         asked = {key: value for key, value in self.as_dict().items() if key != "output"}
         return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+
+    def _assert_trained(self) -> None:
+        pair, ask, inputs = self.pair, self.experiment, self.inputs
+        if not isinstance(ask, TIMED):
+            raise ValueError(f"inputs: only experiments that time walks take trained ones; experiment={ask.name} needs inputs=synthetic")
+        if inputs.checkpoint:
+            return
+        if pair is None:
+            raise ValueError(
+                "inputs: trained ones are a pair's; add pair=tiny or pair=qwen_vocab, or give inputs.checkpoint and inputs.rounds"
+            )
+        if pair.head != "markov":
+            raise ValueError(f"pair: only a markov head can be timed; {pair.name} has head {pair.head}, so take another pair")
+        if not inputs.rounds and max(ask.steps) > pair.block:
+            raise ValueError(
+                f"pair: {pair.name} drafts {pair.block} tokens at once; got experiment.steps {list(ask.steps)}, so ask for fewer"
+            )

@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -21,7 +21,7 @@ from experiments.drafter.corpus import digest, machine_documents
 from experiments.drafter.drafter import Drafter, drafter_loss
 from experiments.drafter.pair import PairConfig
 from experiments.drafter.target import Target, next_token_loss
-from experiments.drafter.text import Text, tokenize, vocabulary_for
+from experiments.drafter.text import HeldOut, held_out, tokenize, vocabulary_for
 from experiments.drafter.training import Progress, train_drafter, train_target
 from experiments.outcome import Outcome, Row
 from experiments.plan import Plan
@@ -37,26 +37,27 @@ def run(plan: Plan) -> Outcome:
     if config is None:
         raise ConfigError("pair: experiment=train_pair needs one; take pair=tiny or pair=qwen_vocab")
     device, folder = check_live(plan.config.device), checkpoint.folder_of(config)
-    learnt = _train(config, device, folder, ask.logged)
-    rows = list(_held_out(learnt.pair, learnt.text, ask.held_out, device))
+    learnt = trained(config, device, folder, ask.logged)
+    rows = list(_by_source(learnt.pair, learnt.held_out, ask.held_out, device))
     protocol = {"folder": folder.name, "trained": "in this run" if learnt.rows else "before this run"} | learnt.pair.facts
     return Outcome({"training": learnt.rows, "held_out": rows}, protocol=protocol)
 
 
 @dataclass(frozen=True)
 class Learnt:
-    """A pair, its text, and rows of the table `training` if it was trained just now."""
+    """A pair, text that it was not trained on, and rows of the table `training` if it was trained just now."""
 
     pair: Pair
-    text: Text
+    held_out: tuple[HeldOut, ...]
     rows: list[Row]
 
 
-def _train(config: PairConfig, device: str, folder: Path, logged: int) -> Learnt:
+def trained(config: PairConfig, device: str, folder: Path, logged: int) -> Learnt:
+    """The pair in `folder`, trained there first if there is none. logged: steps between two rows."""
     documents = machine_documents(config.corpus_mb)
     if (folder / "pair.json").exists():
         pair = checkpoint.load(config, folder, device)
-        return Learnt(pair, tokenize(documents, pair.vocabulary), [])
+        return Learnt(pair, held_out(documents, pair.vocabulary), [])
     vocabulary = vocabulary_for(config, documents)
     text = tokenize(documents, vocabulary)
     torch.manual_seed(config.seed)
@@ -71,7 +72,7 @@ def _train(config: PairConfig, device: str, folder: Path, logged: int) -> Learnt
     checkpoint.save(Pair(config, target, drafter, vocabulary, text.counts(config.vocab), facts), folder)
     for state in states:
         state.unlink()
-    return Learnt(checkpoint.load(config, folder, device), text, rows)
+    return Learnt(checkpoint.load(config, folder, device), text.held_out, rows)
 
 
 def _logger(pair: str, model: str, logged: int, rows: list[Row]) -> Callable[[Progress], None]:
@@ -112,12 +113,12 @@ class _Narrator:
 
 
 @torch.no_grad()
-def _held_out(pair: Pair, text: Text, most: int, device: str) -> Iterator[Row]:
+def _by_source(pair: Pair, documents: Sequence[HeldOut], most: int, device: str) -> Iterator[Row]:
     """By source: the target's cross-entropy, and at each step of a block the share of tokens that a verifier at T = 1 would be expected to accept,
     given the text's own tokens before it."""
     config = pair.config
     by_source: dict[str, list[Tensor]] = defaultdict(list)
-    for document in text.held_out:
+    for document in documents:
         by_source[document.source] += [part for part in document.tokens.split(config.context + 1) if len(part) == config.context + 1]
     for source, parts in sorted(by_source.items()):
         if not parts:

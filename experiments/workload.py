@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakValueDictionary
@@ -14,6 +14,7 @@ from torch import Tensor
 from experiments.convert import ConfigError, convert
 from experiments.examiner import Approximate, Examiner, Oracle, Repeatable, Repeating, Unrepeatable
 from experiments.floor import memory_floor_us
+from experiments.inputs import source_of
 from experiments.outcome import Row
 from experiments.schema import GREEDY, Config, Variant
 from experiments.stopwatch import L2, CpuStopwatch, Stopwatch
@@ -21,9 +22,7 @@ from experiments.subject import Subject
 from kernels import registry
 from kernels.agreement import Agreement, check
 from kernels.device import CONFIGS, DeviceSpec, check_live, load
-from kernels.heads.markov import MarkovHead
 from kernels.reference import Approximation, ReferenceHead, walk
-from kernels.synthetic import synthetic_inputs
 from kernels.walk import Backend, Draft, Limits, NanRule, NoiseRule, PreparedWalk, Rounding, SampledWalk, Unsupported, WalkInputs
 
 
@@ -47,11 +46,11 @@ class Workload:
         self.config, self.limits = config, Limits(max_batch=batch, max_steps=max_steps)
         device = check_live(config.device)
         _assert_fits(config, self.limits)
-        size = config.head
-        self.head = MarkovHead.synthetic(size.vocab, size.rank, size.seed, device, size.w1_std, size.w2_std)
+        source = source_of(config, self.limits, device)
+        self.head = source.head
         self._oracle: dict[tuple[int, ReferenceHead, Rounding, NanRule], Tensor] = {}
-        self._sets = [self._draw(config.inputs.seed)]
-        self._sets.append(self._different(config.inputs.seed + 1))
+        self._sets = [next(source.sets)]
+        self._sets.append(self._different(source.sets))
         self._staged: WeakValueDictionary[tuple[int, int, float], WalkInputs] = WeakValueDictionary()  # as long as a subject reads them
 
     def prepare(self, label: str, backend: str, options: Mapping[str, Any], limits: Limits | None = None) -> Arm:
@@ -128,20 +127,15 @@ class Workload:
 
         return Approximate(judge, exact)
 
-    def _draw(self, seed: int) -> WalkInputs:
-        size, limits = self.config.head, self.limits
-        std = self.config.inputs.base_std
-        return synthetic_inputs(size.vocab, limits.max_steps, limits.max_batch, seed, self.head.device, std, GREEDY)
-
-    def _different(self, seed: int) -> WalkInputs:
+    def _different(self, sets: Iterable[WalkInputs]) -> WalkInputs:
         """A set whose first token differs from set 0's, so that an answer to one is wrong for the other at any length and batch."""
         first = walk(self.head, _prefix(self._sets[0], 1, 1), Rounding.TWICE).tokens
-        for candidate in range(seed, seed + 100):
-            drawn = self._draw(candidate)
+        for drawn in sets:
             if not torch.equal(walk(self.head, _prefix(drawn, 1, 1), Rounding.TWICE).tokens, first):
                 return drawn
         raise ConfigError(
-            f"inputs: 100 seeds from {seed} on give the same first token; a head of vocab {self.head.vocab} can not be checked"
+            f"inputs: all sets of {self.config.head.name} give the same first token, {int(first)}; "
+            f"a head of vocab {self.head.vocab} can not be checked with them"
         )
 
     def _stage(self, steps: int, batch: int, temperature: float) -> WalkInputs:

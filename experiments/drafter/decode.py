@@ -17,7 +17,8 @@ from experiments.drafter.checkpoint import Pair
 from experiments.drafter.requests import Requests
 from experiments.drafter.target import Cache
 from experiments.drafter.verify import Rule, Verdict, draw, verify_greedy, verify_sampled
-from kernels.walk import Draft, PreparedWalk, WalkInputs
+from kernels.heads.markov import MarkovHead
+from kernels.walk import Draft, PreparedWalk, Unsupported, WalkInputs
 
 
 @dataclass(frozen=True)
@@ -154,3 +155,16 @@ def decode_plainly(pair: Pair, prompts: Tensor, count: int) -> list[tuple[int, .
         fresh = pair.target.logits(pair.target.extend(fresh, cache).hidden[:, -1:]).argmax(dim=2)
         found.append(fresh)
     return [tuple(row) for row in torch.cat(found, dim=1).tolist()]
+
+
+def markov_head(pair: Pair) -> MarkovHead:
+    """The serial head of the pair, on its device.
+
+    Raises:
+        Unsupported: it is not a vanilla Markov head, which alone the backends walk.
+    """
+    try:
+        weights = pair.drafter.markov_head.state_dict()
+        return MarkovHead.from_tensors({f"markov_head.{name}": weight.bfloat16() for name, weight in weights.items()})
+    except ValueError as error:
+        raise Unsupported(f"pair {pair.config.name}: {error}") from error

@@ -7,46 +7,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-import torch
 from torch import Tensor
 
-from experiments.drafter.corpus import MIN_SOURCES
 from experiments.drafter.text import HeldOut
 
 _Item = TypeVar("_Item")
 
 
-@dataclass(frozen=True, eq=False)
-class Prompts:
-    """tokens: [n, length] int64; sources: the package that each is from."""
+@dataclass(frozen=True)
+class Prompt:
+    """A part of a held-out document. source: the package that has it; name: of the document; tokens: [length] int64."""
 
+    source: str
+    name: str
     tokens: Tensor
-    sources: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.sources)
 
 
-def prompts_from(held_out: Sequence[HeldOut], count: int, length: int) -> Prompts:
+def prompts_from(held_out: Sequence[HeldOut], count: int, length: int) -> list[Prompt]:
     """The first `count` of all windows of `length` tokens, which do not overlap, one of each source in turn: a source counts as much as another
-    until its text is used up. Documents follow one another in turn too, so that no long one stands for its source.
+    until its text is used up. Documents of a source follow one another in turn too, so that no long one stands for it.
 
     Raises:
-        ValueError: there are fewer, or they are from fewer than MIN_SOURCES sources.
+        ValueError: there are fewer.
     """
-    by_source: dict[str, list[Sequence[Tensor]]] = defaultdict(list)
+    by_source: dict[str, list[list[Prompt]]] = defaultdict(list)
     for document in held_out:
-        whole = len(document.tokens) // length * length
-        if whole:
-            by_source[document.source].append(document.tokens[:whole].split(length))
-    found = _in_turn([[(source, window) for window in _in_turn(documents)] for source, documents in sorted(by_source.items())])
-    sources = {source for source, _ in found[:count]}
-    if len(found) < count or len(sources) < MIN_SOURCES:
+        windows = document.tokens.split(length)
+        by_source[document.source].append([Prompt(document.source, document.name, each) for each in windows if len(each) == length])
+    found = _in_turn([_in_turn(documents) for _, documents in sorted(by_source.items())])
+    if len(found) < count:
         raise ValueError(
-            f"the held-out text gives {len(found)} prompts of {length} tokens from {len(sources)} sources, and {count} from at least "
-            f"{MIN_SOURCES} are asked for; lower experiment.prompts or experiment.prompt_tokens, or read more text with pair.corpus_mb"
+            f"the held-out text has {len(found)} prompts of {length} tokens; got {count}, so ask for fewer or read more text with pair.corpus_mb"
         )
-    return Prompts(torch.stack([window for _, window in found[:count]]), tuple(source for source, _ in found[:count]))
+    return found[:count]
 
 
 def _in_turn(lists: Sequence[Sequence[_Item]]) -> list[_Item]:

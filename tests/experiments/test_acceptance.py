@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -14,12 +15,13 @@ from analysis.load import Run, load_run
 from experiments import acceptance
 from experiments.convert import ConfigError
 from experiments.drafter.checkpoint import Pair
-from experiments.drafter.decode import decode_plainly
-from experiments.drafter.prompts import Prompts
+from experiments.drafter.decode import decode_plainly, markov_head
+from experiments.drafter.text import HeldOut
 from experiments.drafter.verify import Rule
 from experiments.execute import execute
 from experiments.plan import Plan
 from experiments.schema import RULES, Acceptance, Load, Variant
+from experiments.train_pair import Learnt
 from kernels.walk import Unsupported
 from tests.experiments.drafter.conftest import config, small_pair, small_vocabulary
 from tests.experiments.drafter.test_target import tokens
@@ -38,16 +40,15 @@ def pair() -> Pair:
 
 
 @pytest.fixture
-def prompts() -> Prompts:
-    return Prompts(tokens(7, 6, 3), tuple(f"source{number % 3}" for number in range(7)))
+def documents() -> list[HeldOut]:
+    return [HeldOut(f"source{number:02}", "file", row) for number, row in enumerate(tokens(9, 6, 3))]
 
 
 @pytest.fixture
-def asked(plan: Plan, pair: Pair, prompts: Prompts, monkeypatch: pytest.MonkeyPatch) -> Plan:
-    monkeypatch.setattr(acceptance, "_load", lambda config, device: pair)
-    monkeypatch.setattr(acceptance, "_prompts", lambda pair, ask: prompts)
+def asked(plan: Plan, pair: Pair, documents: list[HeldOut], monkeypatch: pytest.MonkeyPatch) -> Plan:
+    monkeypatch.setattr(acceptance, "trained", lambda *_: Learnt(pair, tuple(documents), []))
     arms = tuple(Variant(label, "reference", {"rounding": rounding}) for label, rounding in ARMS)
-    ask = Acceptance(arms, LOADS, steps=(3,), prompts=7, prompt_tokens=6)
+    ask = Acceptance(arms, LOADS, steps=(3,), prompts=9, prompt_tokens=6)
     return replace(plan, config=replace(plan.config, experiment=ask, pair=pair.config))
 
 
@@ -58,8 +59,8 @@ def recorded(asked: Plan) -> Run:
 
 def test_a_record_is_what_the_analysis_reads(recorded: Run) -> None:
     rows = acceptance_rows(recorded)
-    assert len(rows) == 3 * 2 * 2 * 2 * 7, "arms, passes, temperatures, loads, prompts"
-    orders = {(str(arm), int(passed)): set(of["order"]) for (arm, passed), of in rows.groupby(["variant", "pass"])}
+    assert len(rows) == 3 * 2 * 2 * 2 * 9, "arms, passes, temperatures, loads, prompts"
+    orders = {(str(arm), int(passed)): set(of["order"]) for arm, passed, of in ((*key, of) for key, of in rows.groupby(["variant", "pass"]))}
     assert orders == {(arm, passed): {2 - place if passed else place} for place, (arm, _) in enumerate(ARMS) for passed in (0, 1)}
     compared = comparisons([recorded])
     assert len(compared) == 2 * 3, "temperatures, and two loads beside both together"
@@ -67,14 +68,14 @@ def test_a_record_is_what_the_analysis_reads(recorded: Run) -> None:
         assert all(0 <= share <= 1 for shares in positions(recorded, cell).values() for share in shares if share == share)
         if cell.temperature == 0:
             assert arms["again"].change.wide.value == 0
-            assert arms["resident"].identity.same == arms["resident"].identity.prompts == 7
+            assert arms["resident"].identity.same == arms["resident"].identity.prompts == 9
     assert rows["accepted"].sum() > 0
 
 
-def test_greedy_text_is_the_targets(recorded: Run, pair: Pair, prompts: Prompts) -> None:
-    rows = acceptance_rows(recorded)
+def test_greedy_text_is_the_targets(recorded: Run, pair: Pair, documents: list[HeldOut]) -> None:
+    rows, prompts = acceptance_rows(recorded), torch.stack([document.tokens for document in documents])
     for load in LOADS:
-        plain = [text for group in prompts.tokens.split(load.batch) for text in decode_plainly(pair, group, load.tokens)]
+        plain = [text for group in prompts.split(load.batch) for text in decode_plainly(pair, group, load.tokens)]
         expected = {prompt: {hashlib.sha256(repr(text).encode()).hexdigest()} for prompt, text in enumerate(plain)}
         some = rows[(rows["temperature"] == 0) & (rows["batch"] == load.batch)]
         assert some.groupby("prompt")["text_sha256"].agg(set).to_dict() == expected
@@ -91,10 +92,12 @@ def test_what_cannot_be_asked_is_told_in_a_sentence(asked: Plan, pair: Pair, tmp
         acceptance.run(replace(asked, config=replace(asked.config, pair=None)))
     with pytest.raises(ConfigError, match="pair small drafts up to 2 tokens at once; got 3"):
         acceptance.run(replace(asked, config=replace(asked.config, pair=config(block=2))))
+    with pytest.raises(ConfigError, match="8 are from 8 sources and at least 9 are needed"):
+        acceptance.run(replace(asked, config=replace(asked.config, experiment=replace(cast(Acceptance, asked.config.experiment), prompts=8))))
     gated = small_pair(small_vocabulary())
     gated.drafter.markov_head.register_parameter("gate", torch.nn.Parameter(torch.zeros(1)))
     with pytest.raises(Unsupported, match="pair small: .*markov_head.gate"):
-        acceptance.markov_head(gated)
+        markov_head(gated)
 
 
 def test_rules_have_their_names() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from experiments.compose import CONFIGS, compose
 from experiments.convert import ConfigError
-from experiments.schema import EXPERIMENTS, Smoke, StepSlope
+from experiments.schema import EXPERIMENTS, InputsConfig, Smoke, StepSlope
 from experiments.workload import create
 from kernels import registry
 
@@ -50,6 +50,12 @@ def test_every_head_device_and_backend_composes() -> None:
         create(made.name, made.options)
 
 
+def test_inputs_are_synthetic_unless_asked_otherwise() -> None:
+    assert compose([]).inputs == InputsConfig() == InputsConfig("synthetic", 2.0, 0)
+    assert compose(["inputs=trained", "pair=tiny"]).inputs.family == "trained"
+    assert compose(["inputs=trained", "inputs.checkpoint=h", "inputs.rounds=r"]).pair is None
+
+
 def test_a_head_on_the_command_line_beats_the_one_an_experiment_prefers() -> None:
     assert compose(["experiment=toy_walk"]).head.name == "toy"
     assert compose(["experiment=toy_walk", "head=tiny"]).head.name == "tiny"
@@ -68,6 +74,13 @@ def test_a_head_on_the_command_line_beats_the_one_an_experiment_prefers() -> Non
         (["hed=tiny"], ["hed", "did you mean 'head'"]),
         (["backend.options.rf_tiles=3"], ["backend.options.rf_tiles", "+backend.options.rf_tiles=VALUE"]),
         (["seed=1.5"], ["seed", "1.5"]),
+        (["inputs=trainee"], ["inputs", "did you mean 'trained'"]),
+        (["inputs.family=trainee"], ["inputs.family", "'trainee'", "synthetic, trained"]),
+        (["inputs.rounds=x"], ["inputs.family", "inputs=trained"]),
+        (["inputs=trained"], ["inputs", "add pair=tiny"]),
+        (["inputs=trained", "pair=tiny", "pair.head=rnn"], ["pair", "tiny has head rnn"]),
+        (["inputs=trained", "pair=tiny", "experiment.steps=[1,17]"], ["pair", "tiny drafts 16 tokens", "[1, 17]"]),
+        (["inputs=trained", "pair=tiny", "experiment=toy_walk"], ["inputs", "experiment=toy_walk", "inputs=synthetic"]),
     ],
 )
 def test_a_typo_fails_in_one_line_that_names_the_key(overrides: list[str], words: list[str]) -> None:

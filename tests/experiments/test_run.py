@@ -98,7 +98,7 @@ def test_the_jobs_of_a_sweep_do_not_share_a_process(monkeypatch: pytest.MonkeyPa
         commands.append(command)
         return subprocess.CompletedProcess(command, len(commands))
 
-    monkeypatch.setattr(run.subprocess, "run", note)
+    monkeypatch.setattr(plans.subprocess, "run", note)
     assert run.main([*SMALL, "-m", "seed=1,2,3"]) == 3  # the worst of them
     assert [command[:4] for command in commands] == [[sys.executable, "-m", "experiments.run", "--plan"]] * 3
 
