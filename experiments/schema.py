@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import PurePath
 from typing import Any
 
-from experiments.drafter.pair import PairConfig
+from experiments.drafter.pair import PairConfig, ReleasedConfig
 from kernels.device import DeviceSpec
 
 GREEDY = 0.0  # the temperature of a walk that takes the largest logit
@@ -370,14 +370,14 @@ EXPERIMENTS: dict[str, type[Experiment]] = {
 
 @dataclass(frozen=True)
 class Config:
-    """One run. `seed` orders the samples; heads, inputs and pairs have their own seeds. `pair` is for those who ask a trained pair."""
+    """One run. `seed` orders the samples; heads, inputs and pairs have their own seeds. `pair` is for those who ask a pair, trained here or released."""
 
     device: DeviceSpec
     head: HeadConfig
     backend: BackendConfig
     experiment: Experiment
     inputs: InputsConfig = InputsConfig()
-    pair: PairConfig | None = None
+    pair: PairConfig | ReleasedConfig | None = None
     output: str = "runs"
     seed: int = 0
 

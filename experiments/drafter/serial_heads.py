@@ -5,18 +5,34 @@ Source: DeepSpec's `deepspec/modeling/dspark/markov_head.py`. Each gives a laten
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor, nn
 
-from experiments.drafter.pair import PairConfig
-
 _STD = 0.02  # DeepSpec's initializer_range
+
+
+class HeadSizes(Protocol):
+    """What decides a serial head: its kind and the sizes of its tensors; width is the backbone's."""
+
+    @property
+    def head(self) -> str: ...
+
+    @property
+    def vocab(self) -> int: ...
+
+    @property
+    def width(self) -> int: ...
+
+    @property
+    def rank(self) -> int: ...
 
 
 class MarkovHead(nn.Module):
     """latent = W1[previous]."""
 
-    def __init__(self, config: PairConfig) -> None:
+    def __init__(self, config: HeadSizes) -> None:
         super().__init__()
         self.markov_w1 = nn.Embedding(config.vocab, config.rank)
         self.markov_w2 = nn.Linear(config.rank, config.vocab, bias=False)
@@ -31,7 +47,7 @@ class MarkovHead(nn.Module):
 class GatedHead(MarkovHead):
     """latent = sigmoid(G [hidden; e] + b) * e, with e = W1[previous]."""
 
-    def __init__(self, config: PairConfig) -> None:
+    def __init__(self, config: HeadSizes) -> None:
         super().__init__(config)
         self.gate_proj = _linear(config.width + config.rank, config.rank)
 
@@ -43,7 +59,7 @@ class GatedHead(MarkovHead):
 class RnnHead(MarkovHead):
     """A gated state s: (a, c, o) = J [s; e; hidden] + b, latent = tanh(o), then s = sigmoid(a) s + (1 - sigmoid(a)) tanh(c)."""
 
-    def __init__(self, config: PairConfig) -> None:
+    def __init__(self, config: HeadSizes) -> None:
         super().__init__(config)
         self.joint_proj = _linear(2 * config.rank + config.width, 3 * config.rank)
 
@@ -59,7 +75,7 @@ class RnnHead(MarkovHead):
         return torch.stack(latents, dim=-2)
 
 
-def serial_head(config: PairConfig) -> MarkovHead:
+def serial_head(config: HeadSizes) -> MarkovHead:
     """The head that the config names."""
     return {"markov": MarkovHead, "gated": GatedHead, "rnn": RnnHead}[config.head](config)
 

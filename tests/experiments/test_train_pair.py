@@ -12,7 +12,7 @@ from experiments import record, train_pair
 from experiments.compose import compose
 from experiments.convert import ConfigError
 from experiments.drafter.corpus import Document
-from experiments.drafter.pair import PairConfig
+from experiments.drafter.pair import PairConfig, ReleasedConfig
 from experiments.execute import execute
 from experiments.plan import Plan
 from experiments.schema import TrainPair
@@ -56,9 +56,10 @@ def test_killed_before_its_drafter_it_keeps_the_target(asked: Plan, tmp_path: Pa
     assert {row["model"] for row in train_pair.run(asked).tables["training"]} == {"drafter"}
 
 
-def test_without_a_pair_it_says_which_there_are(plan: Plan) -> None:
-    with pytest.raises(ConfigError, match="needs one; take pair=tiny or pair=qwen_vocab"):
-        train_pair.run(replace(plan, config=replace(plan.config, experiment=TrainPair())))
+@pytest.mark.parametrize("released", [None, ReleasedConfig("theirs", "them/target", "them/drafter")])
+def test_without_a_pair_to_train_it_says_which_there_are(plan: Plan, released: ReleasedConfig | None) -> None:
+    with pytest.raises(ConfigError, match="needs one to train; take pair=tiny or pair=qwen_vocab"):
+        train_pair.run(replace(plan, config=replace(plan.config, experiment=TrainPair(), pair=released)))
 
 
 def test_the_configs_are_pairs() -> None:
