@@ -77,7 +77,8 @@ class ModelFolder:
         missing, unknown = sorted(shapes.keys() - tensors.keys()), sorted(tensors.keys() - shapes.keys())
         if missing or unknown:
             raise CheckpointError(
-                f"{self.path} lacks {_some(missing)} and has {_some(unknown)} beside what a {type(model).__name__} has; take another checkpoint."
+                f"{self.path} lacks {_some(missing)} and has {_some(unknown)} beside what a {type(model).__name__} has; "
+                "take another checkpoint."
             )
         wrong = [f"{name} {list(tensors[name].shape)}" for name, shape in sorted(shapes.items()) if tensors[name].shape != shape]
         if wrong:

@@ -86,7 +86,8 @@ def _check_fit(folder: ModelFolder, target: Qwen3Config, drafter: DSparkConfig) 
     last = target.layers - 2
     if not drafter.taps or list(drafter.taps) != sorted(set(drafter.taps) & set(range(-1, last + 1))):
         raise CheckpointError(
-            f"{folder.path}: target_layer_ids {list(drafter.taps)} are not increasing ones from -1 to {last}; take the drafter of this target."
+            f"{folder.path}: target_layer_ids {list(drafter.taps)} are not increasing ones from -1 to {last}; "
+            "take the drafter of this target."
         )
 
 

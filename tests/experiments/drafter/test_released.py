@@ -1,4 +1,4 @@
-"""A released pair, from files in the released layout: its base logits by their equations, decoding, and what is wrong with files in a sentence.
+"""A released pair, from files in the released layout: base logits by their equations, decoding, and what is wrong with files in a sentence.
 
 The same drafter was compared once with DeepSpec's own `Qwen3DSparkModel` on these random weights (transformers 5.24, fp32): base logits at
 anchors 1, 17 and 59 differed by at most 1.2e-6 of 3.4, the gated head's bias by nothing.
