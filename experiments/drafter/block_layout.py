@@ -25,7 +25,7 @@ class BlockLayout:
 
 
 def layout_of(anchors: Tensor, positions: Tensor, context: int, block: int, mask: int) -> BlockLayout:
-    """anchors: [batch, anchors] int64 tokens, at `positions` [batch, anchors] of `context` tokens; mask: the token of a slot to be guessed."""
+    """anchors: [batch, anchors] int64 tokens, at `positions` [batch, anchors] of `context` tokens; mask: the token of a slot to guess."""
     batch, count = anchors.shape
     tokens = torch.full((batch, count, block), mask, device=anchors.device)
     tokens[:, :, 0] = anchors

@@ -1,8 +1,8 @@
 """The released DSpark drafters of Qwen3 targets: Qwen3 layers over the target's taps, and a serial head.
 
-Source: DeepSpec's `deepspec/modeling/dspark` (`qwen3/modeling.py`, `common.py`, `markov_head.py`). The taps are projected and normed once for
-all layers, each of which makes keys and values of them as of its own normed tokens. Embedding and LM head are the target's. The confidence head,
-which only decides how many tokens are sent to the verifier, is left out. *Not run on a released checkpoint*.
+Source: DeepSpec's `deepspec/modeling/dspark` (`qwen3/modeling.py`, `common.py`, `markov_head.py`). The taps are projected and normed once
+for all layers, each of which makes keys and values of them as of its own normed tokens. Embedding and LM head are the target's. The
+confidence head, which only decides how many tokens are sent to the verifier, is left out. *Not run on a released checkpoint*.
 """
 
 from __future__ import annotations

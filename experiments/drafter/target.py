@@ -98,13 +98,9 @@ class Target(nn.Module):
     def extend(self, tokens: Tensor, cache: Cache) -> Read:
         """Read `tokens` [batch, new] after what the cache has of each request, and add them to it.
 
-        Raises:
-            ValueError: they do not fit.
+        That they fit is the caller's affair: to ask would wait for the device in every round.
         """
-        new = tokens.shape[1]
-        if int(cache.length.max()) + new > cache.capacity:
-            raise ValueError(f"the cache holds {cache.capacity} tokens and has {int(cache.length.max())}; {new} more do not fit.")
-        positions = cache.positions(new)
+        positions = cache.positions(tokens.shape[1])
         mask = cache.visible(positions)
         x, taps = norm(self.embedding(tokens)), []
         for layer, block in enumerate(self.blocks):
@@ -113,7 +109,7 @@ class Target(nn.Module):
             x = block(x, block.queries(normed, positions), keys, values, mask)
             if layer in self.config.taps:
                 taps.append(x)
-        cache.length += new
+        cache.length += tokens.shape[1]
         return Read(norm(x), torch.cat(taps, dim=-1))
 
 

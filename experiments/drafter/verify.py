@@ -35,25 +35,43 @@ def verify_greedy(tokens: Tensor, target: Tensor) -> Verdict:
     return Verdict(accepted, wanted.gather(1, accepted[:, None])[:, 0])
 
 
-def verify_sampled(tokens: Tensor, draft: Tensor, target: Tensor, temperature: Tensor, coins: Tensor, rule: Rule = Rule.SGLANG) -> Verdict:
+def verify_sampled(tokens: Tensor, draft: Tensor, target: Tensor, temperature: float, coins: Tensor, rule: Rule = Rule.SGLANG) -> Verdict:
     """The output has the target's distribution, whatever the draft's.
 
     tokens: [batch, steps], drawn from softmax(draft / temperature); draft: [batch, steps, vocab] corrected logits; target: as above;
-    temperature: [batch] > 0; coins: [batch, steps + 1] uniform in [0, 1), the last for the bonus.
+    temperature: > 0; coins: [batch, steps + 1] float64 uniform in [0, 1), the last for the bonus.
     """
-    scale = temperature[:, None, None].double()
-    p, q = torch.softmax(target.double() / scale, dim=2), torch.softmax(draft.double() / scale, dim=2).nan_to_num(0.0)
-    own_p, own_q = (of[:, : tokens.shape[1]].gather(2, tokens[:, :, None])[:, :, 0] for of in (p, q))
-    coin = coins[:, :-1].double()
-    passes = coin * own_q < own_p if rule is Rule.SGLANG else own_p.log() > coin.log() + own_q.log()
+    p, q = (_log_softmax_at(logits[:, : tokens.shape[1]], tokens, temperature) for logits in (target, draft))
+    coin = coins[:, :-1]
+    passes = coin * q.exp() < p.exp() if rule is Rule.SGLANG else p > coin.log() + q
     accepted = _leading(passes)
-    rejected = torch.cat([q, torch.zeros_like(q[:, :1])], dim=1)  # nothing was drafted after the last: its bonus is drawn from p
-    places = accepted[:, None, None].expand(-1, 1, p.shape[2])
-    rest = (p.gather(1, places) - rejected.gather(1, places)).clamp(min=0)[:, 0]
-    running = rest.cumsum(dim=1)
-    reached = running > coins[:, -1:].double() * running[:, -1:]
-    last = torch.full_like(accepted, p.shape[2] - 1)
-    return Verdict(accepted, torch.where(reached.any(dim=1), reached.long().argmax(dim=1), last))
+    rest = _softmax_after(target, accepted, temperature)
+    rejected = _softmax_after(draft, accepted.clamp(max=tokens.shape[1] - 1), temperature).nan_to_num(0.0)
+    whole = accepted == tokens.shape[1]  # nothing was drafted after the last: its bonus is drawn from p
+    return Verdict(accepted, draw((rest - rejected.masked_fill(whole[:, None], 0.0)).clamp(min=0), coins[:, -1]))
+
+
+def draw(weights: Tensor, coins: Tensor) -> Tensor:
+    """[batch] tokens by weights [batch, vocab], which need not add up to 1, and coins [batch] in [0, 1): the first whose running sum exceeds its
+    share of the whole. Sums are float64: over 151,936 weights fp32 would lose the last of them."""
+    running = weights.double().cumsum(dim=1)
+    reached = running > coins[:, None] * running[:, -1:]
+    last = weights.shape[1] - 1
+    return torch.where(reached.any(dim=1), reached.long().argmax(dim=1), last)
+
+
+def _log_softmax_at(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
+    """[batch, steps] float64 log-probabilities of `tokens` under logits [batch, steps, vocab], summed in fp32 as the engines do. A row whose mass
+    is infinite or NaN gives probability 0."""
+    scaled = logits.float() / temperature
+    own = scaled.gather(2, tokens[:, :, None])[:, :, 0]
+    return (own - scaled.logsumexp(dim=2)).double().nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+
+
+def _softmax_after(logits: Tensor, accepted: Tensor, temperature: float) -> Tensor:
+    """[batch, vocab] float64 probabilities of the row after the accepted ones."""
+    row = logits.gather(1, accepted[:, None, None].expand(-1, 1, logits.shape[2]))[:, 0]
+    return torch.softmax(row.double() / temperature, dim=1)
 
 
 def _leading(passes: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ def turned(x: Tensor, position: int) -> Tensor:
 def layer(
     weights: Mapping[str, Tensor], of: str, x: Tensor, places: list[int], seen: list[list[int]], context: Tensor | None = None
 ) -> Tensor:
-    """x: [tokens, width], token i at places[i]. It sees the rows seen[i] of `context` [n, width], at positions 0 to n - 1, and then of x."""
+    """x: [tokens, width], token i at places[i]. It sees the rows seen[i] of `context` [n, width], at positions 0 to n - 1, then of x."""
     w = {name.removeprefix(f"{of}."): weight.double() for name, weight in weights.items() if name.startswith(f"{of}.")}
     normed = rms(x, w["input_layernorm.weight"])
     read = normed if context is None else torch.cat([context, normed])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -49,17 +50,57 @@ def test_greedy_output_is_the_targets_own(willing: Pair, steps: int, batch: int,
         assert min(passed) < max(passed), "some drafts pass and some do not"
 
 
+def test_a_decoder_decodes_again_and_leaves_slots_idle(willing: Pair) -> None:
+    """The second batch takes the first one's tensors, and has one prompt fewer than slots."""
+    prompts = tokens(5, 6, 5)
+    decoder = Decoder(willing, walk(willing, 4, 3, False), 4)
+    decoded = [each.tokens for part in prompts.split(3) for each in decoder.decode(part, 9, batch=3)]
+    assert decoded == decode_plainly(willing, prompts, 9)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_captured_round_decodes_what_the_target_says(willing: Pair, batch: int) -> None:
+    """On a GPU all rounds but the first are replays of a graph; batches of any size read the same shapes again."""
+    pair = replace(willing, target=copy.deepcopy(willing.target).cuda(), drafter=copy.deepcopy(willing.drafter).cuda())
+    weights = {name: 0.1 * weight.bfloat16() for name, weight in pair.drafter.markov_head.state_dict().items()}
+    head = MarkovHead(weights["markov_w1.weight"], weights["markov_w2.weight"])
+    prepared = create("sglang_folded").prepare(head, Limits(batch, 4), load("h200"))
+    prompts, decoder = tokens(6, 6, 5).cuda(), Decoder(pair, prepared, 4)
+    decoded = [each.tokens for part in prompts.split(batch) for each in decoder.decode(part, 20, batch=batch)]
+    plain = [each for part in prompts.split(batch) for each in decode_plainly(pair, part, 20)]
+    assert decoded == plain
+
+
+@pytest.mark.parametrize("rule", list(Rule))
+@pytest.mark.parametrize("temperature", [0.3, 1.0])
+def test_a_sampled_verdict_is_the_engines_by_the_book(rule: Rule, temperature: float) -> None:
+    """Against whole softmaxes and a loop over requests. Coins are far enough from the limits for fp32 not to matter."""
+    generator = torch.Generator().manual_seed(1)
+    draft, target = (torch.randn(64, rows, 9, generator=generator) for rows in (3, 4))
+    draft[:, :, 0] = -torch.inf
+    drafted, coins = torch.randint(9, (64, 3), generator=generator), torch.rand(64, 4, generator=generator, dtype=torch.float64)
+    found = verify_sampled(drafted, draft, target, temperature, coins, rule)
+    for row in range(64):
+        p, q = (torch.softmax(logits[row].double() / temperature, dim=1) for logits in (target, draft))
+        accepted = 0
+        while accepted < 3 and coins[row, accepted] * q[accepted, drafted[row, accepted]] < p[accepted, drafted[row, accepted]]:
+            accepted += 1
+        rest = (p[accepted] - q[accepted]).clamp(min=0) if accepted < 3 else p[3]
+        bonus = int((rest.cumsum(0) > coins[row, 3] * rest.sum()).long().argmax())
+        assert (int(found.accepted[row]), int(found.bonus[row])) == (accepted, bonus)
+
+
 @pytest.mark.parametrize("rule", list(Rule))
 def test_sampled_tokens_have_the_targets_distribution(rule: Rule) -> None:
     """One round of 20,000 requests: the first token, drafted or resampled, must be the target's."""
     generator = torch.Generator().manual_seed(4)
     requests, vocab, steps = 20_000, 12, 2
     draft, target = (torch.randn(1, rows, vocab, generator=generator).expand(requests, -1, -1) for rows in (steps, steps + 1))
-    temperature = torch.full((requests,), 0.7)
     q = torch.softmax(draft[0] / 0.7, dim=1)
     drafted = torch.stack([torch.multinomial(row, requests, replacement=True, generator=generator) for row in q], dim=1)
     coins = torch.rand(requests, steps + 1, generator=generator, dtype=torch.float64)
-    verdict = verify_sampled(drafted, draft, target, temperature, coins, rule)
+    verdict = verify_sampled(drafted, draft, target, 0.7, coins, rule)
     assert 0.2 < float(verdict.accepted.float().mean()) < 1.8
     p = torch.softmax(target[0].double() / 0.7, dim=1)
     first = torch.where(verdict.accepted > 0, drafted[:, 0], verdict.bonus)
@@ -77,7 +118,7 @@ def test_a_drafter_that_lies_about_its_distribution_is_caught() -> None:
     draft, target = (torch.randn(1, rows, 12, generator=generator).expand(20_000, -1, -1) for rows in (1, 2))
     drafted = torch.randint(12, (20_000, 1), generator=generator)
     coins = torch.rand(20_000, 2, generator=generator, dtype=torch.float64)
-    verdict = verify_sampled(drafted, draft, target, torch.ones(20_000), coins)
+    verdict = verify_sampled(drafted, draft, target, 1.0, coins)
     first = torch.where(verdict.accepted > 0, drafted[:, 0], verdict.bonus)
     p = torch.softmax(target[0, 0].double(), dim=0)
     assert stats.chisquare(first.bincount(minlength=12).numpy(), (p * 20_000).numpy()).pvalue < 1e-6

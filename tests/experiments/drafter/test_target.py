@@ -47,11 +47,6 @@ def test_requests_of_a_batch_may_have_read_different_lengths(pair: Pair) -> None
         assert_close(found.hidden[row], pair.target(text[row : row + 1]).hidden[0, start:stop])
 
 
-def test_a_full_cache_says_so(pair: Pair) -> None:
-    with pytest.raises(ValueError, match="the cache holds 4 tokens and has 0; 5 more do not fit"):
-        pair.target.extend(tokens(1, 5), Cache(pair.target, 1, 4))
-
-
 def test_the_loss_is_that_of_the_next_token(pair: Pair) -> None:
     text = tokens(2, 6)
     logits = pair.target.logits(pair.target(text[:, :5]).hidden)
