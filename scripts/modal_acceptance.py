@@ -1,9 +1,9 @@
 """Acceptance of released drafters on a rented GPU: download target and drafter once, then run plans as `modal_bench` does.
 
-    modal run scripts/modal_acceptance.py --gpu H100 --pairs qwen3_4b_block7 qwen3_4b_b16
-    modal run scripts/modal_acceptance.py --gpu B200 --overrides "experiment=acceptance experiment.prompts=16" --dry-run
+    modal run scripts/modal_acceptance.py --gpu H100 --pairs qwen3_4b_block7 qwen3_8b_block7
+    modal run scripts/modal_acceptance.py --gpu B200 --pairs qwen3_4b_b16 --overrides "experiment=acceptance experiment.steps=[7,16]" --dry-run
 
-Every pair (`configs/pair/`) is a plan of its own. The checkpoints stay in a Modal Volume, so that another run downloads nothing.
+Every pair (`configs/pair/`) is a plan of its own; no more steps can be asked than its blocks have. The checkpoints stay in a Modal Volume, so that another run downloads nothing.
 *Not run on this hardware*: it has been tried without an account only, and never with a released checkpoint.
 """
 
@@ -83,7 +83,9 @@ def _order(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--gpu", required=True, choices=sorted(modal_bench.GPUS))
     parser.add_argument("--pairs", nargs="+", default=["qwen3_4b_block7"], help="of configs/pair (default: qwen3_4b_block7)")
-    parser.add_argument("--overrides", default="experiment=acceptance", help='"key=value ..." for every pair (default: %(default)s)')
+    parser.add_argument(
+        "--overrides", default="experiment=acceptance experiment.steps=[7]", help='"key=value ..." for every pair (default: %(default)s)'
+    )
     parser.add_argument("--output", type=Path, default=Path("runs"), help="where the run folders go (default: %(default)s)")
     parser.add_argument("--dry-run", action="store_true", help="print repositories, plans and image, and rent nothing; needs no account")
     return parser.parse_args(arguments)
