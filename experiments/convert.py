@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, TypeVar
 
@@ -77,14 +77,25 @@ def _value(hint: Any, value: Any, key: str) -> Any:
 
 
 def _optional(hint: Any, value: Any, key: str) -> Any:
-    """`T | None`, as backends' options have it."""
+    """`T | None`, as backends' options have it, and the two kinds of pair."""
     if value is None:
         return None
-    (wanted,) = (each for each in typing.get_args(hint) if each is not types.NoneType)
+    wanted = _closest([each for each in typing.get_args(hint) if each is not types.NoneType], value)
     try:
         return _value(wanted, value, key)
     except ConfigError as error:
         raise ConfigError(f"{error}; null is accepted too") from error
+
+
+def _closest(hints: Sequence[Any], value: Any) -> Any:
+    """Of several dataclasses the one that has most of the keys given, and the smaller one if both have them all."""
+    given = set(value) if isinstance(value, Mapping) else set[str]()
+
+    def nearness(hint: Any) -> tuple[int, int]:
+        known = {field.name for field in fields(hint)}
+        return len(given & known), -len(known)
+
+    return hints[0] if len(hints) == 1 else max(hints, key=nearness)
 
 
 def _experiment(value: Any, key: str) -> Any:

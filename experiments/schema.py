@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import PurePath
 from typing import Any
 
-from experiments.drafter.pair import PairConfig
+from experiments.drafter.pair import PairConfig, ReleasedConfig
 from kernels.device import DeviceSpec
 
 RULES = ("sglang", "vllm")  # of rejection sampling, see experiments/drafter/verify.py
@@ -457,7 +457,8 @@ EXPERIMENTS: dict[str, type[Experiment]] = {
 
 @dataclass(frozen=True)
 class Config:
-    """One run. `seed` orders the samples; heads, inputs and pairs have their own seeds. `pair` is for those who ask a trained pair.
+    """One run. `seed` orders the samples; heads, inputs and pairs have their own seeds. `pair` is for those who ask a pair, trained
+    here or released.
 
     With trained inputs `head` says how large the trained one is; `experiments.trained_inputs` puts it there.
     """
@@ -467,7 +468,7 @@ class Config:
     backend: BackendConfig
     experiment: Experiment
     inputs: InputsConfig = InputsConfig()
-    pair: PairConfig | None = None
+    pair: PairConfig | ReleasedConfig | None = None
     output: str = "runs"
     seed: int = 0
 

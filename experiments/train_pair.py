@@ -34,8 +34,8 @@ _SAID_EVERY_S = 30.0
 def run(plan: Plan) -> Outcome:
     """The tables `training` and `held_out`."""
     ask, config = cast(TrainPair, plan.config.experiment), plan.config.pair
-    if config is None:
-        raise ConfigError("pair: experiment=train_pair needs one; take pair=tiny or pair=qwen_vocab")
+    if not isinstance(config, PairConfig):
+        raise ConfigError("pair: experiment=train_pair needs one to train; take pair=tiny or pair=qwen_vocab")
     device, folder = check_live(plan.config.device), checkpoint.folder_of(config)
     learnt = trained(config, device, folder, ask.logged)
     rows = list(_by_source(learnt.pair, learnt.held_out, ask.held_out, device))

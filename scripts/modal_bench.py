@@ -46,7 +46,14 @@ for room in SOURCES:
 
 @app.function(image=image, retries=0, timeout=TIMEOUT_S, single_use_containers=True)
 def measure(plan: str) -> dict[str, bytes]:
-    """In the container: check that the GPU is the plan's, execute the plan (JSON text), and return the files of `runs/` by relative path.
+    """In the container: see `execute`."""
+    return execute(plan)
+
+
+def execute(plan: str, **variables: str) -> dict[str, bytes]:
+    """Check that the GPU is the plan's, execute the plan (JSON text), and return the files of `runs/` by relative path.
+
+    variables: of the environment that the run sees
 
     Raises:
         RuntimeError: another GPU than the plan's, or the run ended without a record.
@@ -61,7 +68,7 @@ def measure(plan: str) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "plan.json"
         path.write_text(plan)
-        environment = {**os.environ, "PYTHONPATH": str(HERE) if modal.is_local() else THERE}
+        environment = {**os.environ, **variables, "PYTHONPATH": str(HERE) if modal.is_local() else THERE}
         ended = subprocess.run([sys.executable, "-m", "experiments.run", "--plan", str(path)], cwd=scratch, env=environment, check=False)
         runs = Path(scratch) / json.loads(plan)["config"]["output"]
         files = {file.relative_to(runs).as_posix(): file.read_bytes() for file in runs.glob("*/[!.]*/*")}
@@ -133,7 +140,8 @@ def _order(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _show(gpu: str, plans: Sequence[str]) -> None:
+def show(gpu: str, plans: Sequence[str]) -> None:
+    """What would be rented and run."""
     print(f"gpu: {GPUS[gpu]}, {len(plans)} container(s) of one plan each, timeout {TIMEOUT_S} s, no retries")
     print(f"image: Debian slim, Python {PYTHON}, {APT}, requirements/dev.txt; {', '.join(SOURCES)}, results/schema.json at {THERE}")
     for number, plan in enumerate(plans, 1):
@@ -147,12 +155,12 @@ def main(*arguments: str) -> None:
     plans = compose(order.gpu, order.overrides)
     rented = measure.with_options(gpu=GPUS[order.gpu])
     results = rented.starmap([(plan,) for plan in plans], order_outputs=False, return_exceptions=True)
-    ended_well = [_receive(result, order.output) for result in results]  # all of them, whatever becomes of one
+    ended_well = [receive(result, order.output) for result in results]  # all of them, whatever becomes of one
     if not all(ended_well):
         sys.exit(1)
 
 
-def _receive(result: dict[str, bytes] | BaseException, output: Path) -> bool:
+def receive(result: dict[str, bytes] | BaseException, output: Path) -> bool:
     """Bring one container's result home and say how it went; whether all of its runs are ok."""
     from experiments.record import RecordError
 
@@ -172,13 +180,18 @@ def _receive(result: dict[str, bytes] | BaseException, output: Path) -> bool:
     return all(run["status"] == "ok" for run in runs)
 
 
-def _dry_run() -> NoReturn:
-    own = next(place for place, word in enumerate(sys.argv) if "modal_bench" in word) + 1
-    order = _order(sys.argv[own:])
-    _show(order.gpu, compose(order.gpu, order.overrides))
+def dry_run_asked(script: str) -> list[str] | None:
+    """The arguments of `modal run scripts/SCRIPT.py ... --dry-run`, or None where this process is none: `modal run` asks for an account before
+    it calls any entry point, so a dry run is answered while the file is being imported."""
+    own = [place for place, word in enumerate(sys.argv) if script in word]
+    return sys.argv[own[0] + 1 :] if own and "--dry-run" in sys.argv and modal.is_local() else None
+
+
+def _dry_run(arguments: Sequence[str]) -> NoReturn:
+    order = _order(arguments)
+    show(order.gpu, compose(order.gpu, order.overrides))
     sys.exit()
 
 
-# `modal run` asks for an account before it calls any entry point, so a dry run is answered while the file is being imported.
-if modal.is_local() and "--dry-run" in sys.argv:
-    _dry_run()
+if (asked := dry_run_asked("modal_bench")) is not None:
+    _dry_run(asked)

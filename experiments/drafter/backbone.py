@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from experiments.drafter.block_layout import layout_of
 from experiments.drafter.pair import PairConfig
 from experiments.drafter.transformer import Stack, linear, norm, through
 
@@ -31,22 +32,9 @@ class Backbone(nn.Module):
         tap holds from there on is not read.
         embedding: [vocab, width], the target's.
         """
-        batch, count = anchors.shape
-        length, queries = taps.shape[1], count * self.block
-        tokens = torch.full((batch, count, self.block), self.mask, device=taps.device)
-        tokens[:, :, 0] = anchors
-        slots = (positions[:, :, None] + torch.arange(self.block, device=taps.device)).flatten(1)
-        places = torch.cat([torch.arange(length, device=taps.device).expand(batch, -1), slots], dim=1)
+        layout = layout_of(anchors, positions, taps.shape[1], self.block, self.mask)
         context = norm(self.project(taps))
-        x = norm(functional.embedding(tokens.flatten(1), embedding)).to(context.dtype)
-        mask = self._visible(positions, length, queries)
+        x = norm(functional.embedding(layout.tokens, embedding)).to(context.dtype)
         for block in self.blocks:
-            x = through(block, x, places, context, mask)
-        return norm(x).unflatten(1, (count, self.block))
-
-    def _visible(self, positions: Tensor, length: int, queries: int) -> Tensor:
-        """[batch, 1, queries, length + queries] bool: the context before the own anchor, and the own block."""
-        before = torch.arange(length, device=positions.device) < positions.repeat_interleave(self.block, dim=1)[:, :, None]
-        owner = torch.arange(queries, device=positions.device) // self.block
-        own = (owner[:, None] == owner).expand(len(positions), -1, -1)
-        return torch.cat([before, own], dim=2)[:, None]
+            x = through(block, x, layout.places, context, layout.visible)
+        return norm(x).unflatten(1, (anchors.shape[1], self.block))

@@ -50,7 +50,9 @@ class Pair:
 @cache
 def source_key() -> str:
     """Twelve hex digits of the sources that decide what a training makes."""
-    names = ("backbone", "chunked_loss", "corpus", "drafter", "serial_heads", "target", "text", "training", "transformer", "vocabulary")
+    names = (
+        "backbone", "block_layout", "chunked_loss", "corpus", "drafter", "serial_heads", "target", "text", "training", "transformer", "vocabulary"
+    )  # fmt: skip
     total = hashlib.sha256()
     for name in names:
         total.update((ROOM / f"{name}.py").read_bytes())
@@ -62,8 +64,12 @@ def folder_of(config: PairConfig) -> Path:
     committed = COMMITTED / config.name
     if (committed / "pair.json").exists() and _facts(committed)["key"] == config.key:
         return committed
-    cached = Path(os.environ.get("WTS_PAIR_CACHE") or Path.home() / ".cache" / "weights-that-stay" / "pairs")
-    return cached / f"{config.name}-{config.key}-{source_key()}"
+    return cached_pairs() / f"{config.name}-{config.key}-{source_key()}"
+
+
+def cached_pairs() -> Path:
+    """The folder of pairs that are not in the repository."""
+    return Path(os.environ.get("WTS_PAIR_CACHE") or Path.home() / ".cache" / "weights-that-stay" / "pairs")
 
 
 def save(pair: Pair, folder: Path) -> None:

@@ -12,7 +12,7 @@ from experiments.drafter.backbone import Backbone
 from experiments.drafter.chunked_loss import Guesses, draft_loss
 from experiments.drafter.pair import PairConfig
 from experiments.drafter.serial_heads import serial_head
-from experiments.drafter.target import Read, Target
+from experiments.drafter.target import Read, Target, TargetModel
 
 DECAY = 4.0  # a step k counts exp(-k / DECAY)
 CROSS_ENTROPY, DISTANCE, CONFIDENCE = 0.1, 0.9, 1.0
@@ -28,7 +28,7 @@ class Drafter(nn.Module):
         self.markov_head = serial_head(config)
         self.confidence = nn.Linear(config.width + config.rank, 1)
 
-    def base_logits(self, target: Target, taps: Tensor, anchors: Tensor, positions: Tensor) -> Tensor:
+    def base_logits(self, target: TargetModel, taps: Tensor, anchors: Tensor, positions: Tensor) -> Tensor:
         """[batch, anchors, block, vocab]: what a serial walk starts from."""
         return target.logits(self.backbone(taps, anchors, positions, target.embedding.weight))
 

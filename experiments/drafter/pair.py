@@ -84,3 +84,15 @@ class PairConfig:
     def key(self) -> str:
         """Twelve hex digits of everything that decides the weights but the text; see `experiments.drafter.checkpoint`."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class ReleasedConfig:
+    """A pair that others trained and released.
+
+    target, drafter: repositories of the Hugging Face hub, each in a folder of that name (`experiments.drafter.released` says where), or paths
+    """
+
+    name: str
+    target: str
+    drafter: str

@@ -6,19 +6,35 @@ Source: DeepSpec's `deepspec/modeling/dspark/markov_head.py`; for Domino SGLang'
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from experiments.drafter.pair import PairConfig
-
 _STD = 0.02  # DeepSpec's initializer_range
+
+
+class HeadSizes(Protocol):
+    """What decides a serial head: its kind and the sizes of its tensors; width is the backbone's."""
+
+    @property
+    def head(self) -> str: ...
+
+    @property
+    def vocab(self) -> int: ...
+
+    @property
+    def width(self) -> int: ...
+
+    @property
+    def rank(self) -> int: ...
 
 
 class MarkovHead(nn.Module):
     """latent = W1[previous]."""
 
-    def __init__(self, config: PairConfig) -> None:
+    def __init__(self, config: HeadSizes) -> None:
         super().__init__()
         self.markov_w1 = nn.Embedding(config.vocab, config.rank)
         self.markov_w2 = nn.Linear(config.rank, config.vocab, bias=False)
@@ -33,7 +49,7 @@ class MarkovHead(nn.Module):
 class GatedHead(MarkovHead):
     """latent = sigmoid(G [hidden; e] + b) * e, with e = W1[previous]."""
 
-    def __init__(self, config: PairConfig) -> None:
+    def __init__(self, config: HeadSizes) -> None:
         super().__init__(config)
         self.gate_proj = _linear(config.width + config.rank, config.rank)
 
@@ -45,7 +61,7 @@ class GatedHead(MarkovHead):
 class RnnHead(MarkovHead):
     """A gated state s: (a, c, o) = J [s; e; hidden] + b, latent = tanh(o), then s = sigmoid(a) s + (1 - sigmoid(a)) tanh(c)."""
 
-    def __init__(self, config: PairConfig) -> None:
+    def __init__(self, config: HeadSizes) -> None:
         super().__init__(config)
         self.joint_proj = _linear(2 * config.rank + config.width, 3 * config.rank)
 
@@ -68,7 +84,7 @@ class DominoHead(MarkovHead):
     reads too, and h is as wide as hidden.
     """
 
-    def __init__(self, config: PairConfig) -> None:
+    def __init__(self, config: HeadSizes) -> None:
         super().__init__(config)
         self.prefix_gru = nn.GRU(config.rank, config.width, bias=False, batch_first=True)
         self.embed_proj = nn.Linear(2 * config.width, config.rank, bias=False)
@@ -82,7 +98,7 @@ class DominoHead(MarkovHead):
         return torch.cat([torch.zeros_like(latent[..., :1, :]), latent[..., 1:, :]], dim=-2)
 
 
-def serial_head(config: PairConfig) -> MarkovHead:
+def serial_head(config: HeadSizes) -> MarkovHead:
     """The head that the config names."""
     return {"markov": MarkovHead, "gated": GatedHead, "rnn": RnnHead, "domino": DominoHead}[config.head](config)
 

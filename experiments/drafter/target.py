@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,18 +21,46 @@ class Read:
     taps: Tensor
 
 
+class TargetModel(Protocol):
+    """What a decoder and a drafter ask of a target. key_value_size: of its cache, how many layers, heads a layer and numbers a head."""
+
+    @property
+    def embedding(self) -> nn.Embedding: ...
+
+    @property
+    def key_value_size(self) -> tuple[int, int, int]: ...
+
+    def logits(self, hidden: Tensor) -> Tensor: ...
+
+    def extend(self, tokens: Tensor, cache: Cache) -> Read: ...
+
+
 class Cache:
-    """Keys and values of the tokens so far, for every layer [batch, heads, capacity, width / heads]; `length` [batch] of them count.
+    """Keys and values of the tokens so far, for every layer [batch, heads, capacity, width of a head]; `length` [batch] of them count.
 
     A request that rejects drafts keeps its prefix: lower its `length` and what lies behind is overwritten.
     """
 
-    def __init__(self, target: Target, batch: int, capacity: int) -> None:
-        size = (batch, target.config.attention_heads, capacity, target.config.width // target.config.attention_heads)
-        like = target.embedding.weight
-        self.keys, self.values = ([torch.zeros(size, dtype=like.dtype, device=like.device) for _ in target.blocks] for _ in range(2))
+    def __init__(self, target: TargetModel, batch: int, capacity: int) -> None:
+        layers, heads, width = target.key_value_size
+        size, like = (batch, heads, capacity, width), target.embedding.weight
+        self.keys, self.values = ([torch.zeros(size, dtype=like.dtype, device=like.device) for _ in range(layers)] for _ in range(2))
         self.length = torch.zeros(batch, dtype=torch.int64, device=like.device)
         self.capacity = capacity
+
+    def positions(self, new: int) -> Tensor:
+        """[batch, new] int64: where the next tokens of each request stand."""
+        return self.length[:, None] + torch.arange(new, device=self.length.device)
+
+    def visible(self, positions: Tensor) -> Tensor:
+        """[batch, 1, new, capacity] bool: a token at `positions` [batch, new] sees itself and those before it."""
+        return (torch.arange(self.capacity, device=positions.device) <= positions[:, :, None])[:, None]
+
+    def store(self, layer: int, keys: Tensor, values: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Put keys and values [batch, heads, new, width] at `positions`; all of the layer's are returned."""
+        for stored, fresh in ((self.keys[layer], keys), (self.values[layer], values)):
+            stored.scatter_(2, positions[:, None, :, None].expand_as(fresh), fresh)
+        return self.keys[layer], self.values[layer]
 
 
 class Target(nn.Module):
@@ -56,6 +85,11 @@ class Target(nn.Module):
                 taps.append(x)
         return Read(norm(x), torch.cat(taps, dim=-1))
 
+    @property
+    def key_value_size(self) -> tuple[int, int, int]:
+        heads = self.config.attention_heads
+        return self.config.layers, heads, self.config.width // heads
+
     def logits(self, hidden: Tensor) -> Tensor:
         return self.lm_head(hidden)
 
@@ -65,18 +99,16 @@ class Target(nn.Module):
 
         That they fit is the caller's affair: to ask would wait for the device in every round.
         """
-        new = tokens.shape[1]
-        positions = cache.length[:, None] + torch.arange(new, device=tokens.device)
-        mask = (torch.arange(cache.capacity, device=tokens.device) <= positions[:, :, None])[:, None]
+        positions = cache.positions(tokens.shape[1])
+        mask = cache.visible(positions)
         x, taps = norm(self.embedding(tokens)), []
         for layer, block in enumerate(self.blocks):
             normed = norm(x)
-            for stored, fresh in zip((cache.keys[layer], cache.values[layer]), block.keys_and_values(normed, positions), strict=True):
-                stored.scatter_(2, positions[:, None, :, None].expand_as(fresh), fresh)
-            x = block(x, block.queries(normed, positions), cache.keys[layer], cache.values[layer], mask)
+            keys, values = cache.store(layer, *block.keys_and_values(normed, positions), positions)
+            x = block(x, block.queries(normed, positions), keys, values, mask)
             if layer in self.config.taps:
                 taps.append(x)
-        cache.length += new
+        cache.length += tokens.shape[1]
         return Read(norm(x), torch.cat(taps, dim=-1))
 
 

@@ -25,10 +25,10 @@ def linear(inputs: int, outputs: int, *, zero: bool = False) -> nn.Linear:
     return layer
 
 
-def rotate(x: Tensor, positions: Tensor) -> Tensor:
-    """x: [batch, heads, tokens, width] by positions [batch or 1, tokens]."""
+def rotate(x: Tensor, positions: Tensor, base: float = _ROTARY_BASE) -> Tensor:
+    """x: [batch, heads, tokens, width] by positions [batch or 1, tokens]; pair i of a head turns by position / base**(2i / width)."""
     half = x.shape[-1] // 2
-    rates = _ROTARY_BASE ** (-torch.arange(half, device=x.device) / half)
+    rates = base ** (-torch.arange(half, device=x.device) / half)
     angles = (positions[:, None, :, None] * rates).float()
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     first, second = x.chunk(2, dim=-1)

@@ -6,7 +6,10 @@ import base64
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 SEPARATOR, MASK = "<|separator|>", "<|mask|>"
 # Qwen2's split, as its tokenizer_config states it.
@@ -26,22 +29,29 @@ class Vocabulary(Protocol):
     def decode(self, tokens: Sequence[int]) -> str: ...
 
 
-class BytePairs:
-    """Byte-level byte pairs (the `tokenizers` library)."""
+class TokenizerVocabulary:
+    """A tokenizer of the `tokenizers` library, with the number of logits and the special tokens that a model uses."""
+
+    def __init__(self, tokenizer: Tokenizer, size: int, separator: int, mask: int) -> None:
+        self._tokenizer = tokenizer
+        self.size, self.separator, self.mask = size, separator, mask
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(tokens), skip_special_tokens=False)
+
+
+class BytePairs(TokenizerVocabulary):
+    """Byte-level byte pairs, trained on the text at hand."""
 
     def __init__(self, json: str) -> None:
         from tokenizers import Tokenizer
 
+        tokenizer = Tokenizer.from_str(json)
+        super().__init__(tokenizer, tokenizer.get_vocab_size(), _id(tokenizer, SEPARATOR), _id(tokenizer, MASK))
         self.json = json
-        self._tokenizer = Tokenizer.from_str(json)
-        self.size: int = self._tokenizer.get_vocab_size()
-        self.separator, self.mask = self._id(SEPARATOR), self._id(MASK)
-
-    def _id(self, name: str) -> int:
-        found = self._tokenizer.token_to_id(name)
-        if found is None:
-            raise ValueError(f"this vocabulary has no token {name}, so it is none of this suite's.")
-        return int(found)
 
     @classmethod
     def trained(cls, texts: Sequence[str], size: int) -> BytePairs:
@@ -61,12 +71,6 @@ class BytePairs:
                 f"this text gives a vocabulary of {tokenizer.get_vocab_size()} byte pairs, not {size}; take more text or fewer."
             )
         return cls(tokenizer.to_str())
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        return [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return self._tokenizer.decode(list(tokens), skip_special_tokens=False)
 
 
 class QwenBytePairs:
@@ -88,6 +92,13 @@ class QwenBytePairs:
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self._encoding.decode([token for token in tokens if token <= _QWEN_SEPARATOR])
+
+
+def _id(tokenizer: Tokenizer, name: str) -> int:
+    found = tokenizer.token_to_id(name)
+    if found is None:
+        raise ValueError(f"this vocabulary has no token {name}, so it is none of this suite's.")
+    return int(found)
 
 
 def _qwen_ranks() -> Path:

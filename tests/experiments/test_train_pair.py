@@ -13,7 +13,7 @@ from experiments import record, train_pair
 from experiments.compose import compose
 from experiments.convert import ConfigError
 from experiments.drafter.corpus import Document
-from experiments.drafter.pair import PairConfig
+from experiments.drafter.pair import PairConfig, ReleasedConfig
 from experiments.drafter.training import Progress
 from experiments.execute import execute
 from experiments.plan import Plan
@@ -73,9 +73,10 @@ def test_it_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert rows == [{"pair": "small", "model": "target", "step": 15, "loss": "cross_entropy", "value": 2.5}]
 
 
-def test_without_a_pair_it_says_which_there_are(plan: Plan) -> None:
-    with pytest.raises(ConfigError, match="needs one; take pair=tiny or pair=qwen_vocab"):
-        train_pair.run(replace(plan, config=replace(plan.config, experiment=TrainPair())))
+@pytest.mark.parametrize("released", [None, ReleasedConfig("theirs", "them/target", "them/drafter")])
+def test_without_a_pair_to_train_it_says_which_there_are(plan: Plan, released: ReleasedConfig | None) -> None:
+    with pytest.raises(ConfigError, match="needs one to train; take pair=tiny or pair=qwen_vocab"):
+        train_pair.run(replace(plan, config=replace(plan.config, experiment=TrainPair(), pair=released)))
 
 
 def test_the_configs_are_pairs() -> None:
