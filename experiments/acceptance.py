@@ -12,27 +12,31 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import cast
+from typing import Any, cast
 
 import torch
 
 from experiments.convert import ConfigError
-from experiments.drafter import checkpoint
-from experiments.drafter.checkpoint import Pair
-from experiments.drafter.corpus import MIN_SOURCES
+from experiments.drafter import checkpoint, released
+from experiments.drafter.checkpoint import CheckpointError
+from experiments.drafter.corpus import MIN_SOURCES, machine_documents
+from experiments.drafter.decodable import DecodablePair, PairSizes
 from experiments.drafter.decode import Decoded, Decoder, markov_head
+from experiments.drafter.pair import PairConfig
 from experiments.drafter.prompts import Prompt, prompts_from
-from experiments.drafter.text import HeldOut
+from experiments.drafter.text import HeldOut, held_out
 from experiments.drafter.verify import Rule
 from experiments.outcome import Outcome, Row
 from experiments.plan import Plan
-from experiments.schema import Acceptance, Load, Variant
+from experiments.schema import Acceptance, Config, Load, Variant
 from experiments.train_pair import trained
 from experiments.workload import assert_arch, assert_variants, create
 from kernels.device import DeviceSpec, check_live
+from kernels.heads.markov import MarkovHead
 from kernels.walk import Limits, PreparedWalk
 
 _LOGGED = 25  # steps between two losses, where the pair is trained first
+_CORPUS_MB = 200.0  # of text, from which a released pair's prompts are taken
 
 
 @dataclass(frozen=True)
@@ -47,51 +51,79 @@ class Cell:
     def limits(self) -> Limits:
         return Limits(self.load.batch, self.steps, sampling=self.temperature > 0)
 
+    def __str__(self) -> str:
+        return f"{self.steps} steps, T = {self.temperature:g}, batch {self.load.batch}"
+
 
 def run(plan: Plan) -> Outcome:
     """The tables `acceptance`, a row a prompt, and `acceptance_positions`, a row a source and place in the draft."""
     config, ask = plan.config, cast(Acceptance, plan.config.experiment)
     assert_variants(ask.variants)
-    if config.pair is None:
-        raise ConfigError("pair: experiment=acceptance needs one; take pair=tiny or pair=qwen_vocab")
-    if max(ask.steps) > config.pair.block:
-        raise ConfigError(
-            f"experiment.steps: pair {config.pair.name} drafts up to {config.pair.block} tokens at once; got {max(ask.steps)}"
-        )
-    learnt = trained(config.pair, check_live(config.device), checkpoint.folder_of(config.pair), _LOGGED)
-    pair, prompts = learnt.pair, _prompts(learnt.held_out, ask)
+    asked = _asked(config, ask)
     torch.manual_seed(ask.seed)  # for the arms that draw from torch's generator
     rows, places = list[Row](), list[Row]()
     cells = [Cell(*each) for each in product(ask.steps, ask.temperatures, ask.loads)]
     started = time.monotonic()
     for number, cell in enumerate(cells, start=1):
-        for passed, order, variant, decoded in _decode(pair, prompts, ask, cell, config.device):
-            named = _columns(plan, pair, variant, cell) | {"pass": passed}
-            rows += [named | row for row in _by_prompt(decoded, prompts, cell, order)]
-            places += [named | row for row in _by_position(decoded, prompts, cell)]
+        for passed, order, variant, decoded in _decode(asked, ask, cell, config.device):
+            named = _columns(config, asked, variant, cell) | {"pass": passed}
+            rows += [named | row for row in _by_prompt(decoded, asked.prompts, cell, order)]
+            places += [named | row for row in _by_position(decoded, asked.prompts, cell)]
         spent_s = time.monotonic() - started
-        print(f"cell {number} of {len(cells)}: {spent_s:.0f} s so far", file=sys.stderr, flush=True)
-    protocol = {"rule": ask.rule, "prompt_tokens": ask.prompt_tokens, "pair": pair.facts}
-    return Outcome({"acceptance": rows, "acceptance_positions": places}, protocol=protocol)
+        print(f"cell {number} of {len(cells)} ({cell}): {spent_s:.0f} s so far", file=sys.stderr, flush=True)
+    protocol = {"rule": ask.rule, "prompt_tokens": ask.prompt_tokens, "tokens": {str(load.batch): load.tokens for load in ask.loads}}
+    return Outcome({"acceptance": rows, "acceptance_positions": places}, protocol=protocol | {"pair": asked.facts})
 
 
-def _decode(
-    pair: Pair, prompts: Sequence[Prompt], ask: Acceptance, cell: Cell, device: DeviceSpec
-) -> Iterator[tuple[int, int, Variant, list[Decoded]]]:
+@dataclass(frozen=True)
+class _Asked:
+    """What decodes what. head: the pair's serial head; facts: what the record should know of the pair."""
+
+    pair: DecodablePair
+    head: MarkovHead
+    prompts: list[Prompt]
+    facts: dict[str, Any]
+
+
+def _asked(config: Config, ask: Acceptance) -> _Asked:
+    """The pair, trained first if it is to be trained here, and its prompts."""
+    device, named = check_live(config.device), config.pair
+    if named is None:
+        raise ConfigError("pair: experiment=acceptance needs one; take pair=tiny or pair=qwen_vocab")
+    if isinstance(named, PairConfig):
+        _assert_drafts(named, ask)  # before it is trained
+        learnt = trained(named, device, checkpoint.folder_of(named), _LOGGED)
+        pair, documents, facts = learnt.pair, learnt.held_out, learnt.pair.facts
+    else:
+        try:
+            pair = released.load(named, device)
+        except CheckpointError as error:
+            raise ConfigError(f"pair: {error}") from error
+        _assert_drafts(pair.config, ask)
+        documents, facts = held_out(machine_documents(_CORPUS_MB), pair.vocabulary), pair.facts
+    return _Asked(pair, markov_head(pair), _prompts(documents, ask), facts)
+
+
+def _assert_drafts(pair: PairSizes, ask: Acceptance) -> None:
+    if max(ask.steps) > pair.block:
+        raise ConfigError(f"experiment.steps: pair {pair.name} drafts up to {pair.block} tokens at once; got {max(ask.steps)}")
+
+
+def _decode(asked: _Asked, ask: Acceptance, cell: Cell, device: DeviceSpec) -> Iterator[tuple[int, int, Variant, list[Decoded]]]:
     """Pass, the arm's place in it, the arm, and what it made of every prompt. Each arm is prepared once."""
-    arms = [(variant, _prepare(pair, variant, cell.limits, device)) for variant in ask.variants]
-    tokens = torch.stack([prompt.tokens for prompt in prompts])
+    arms = [(variant, _prepare(asked.head, variant, cell.limits, device)) for variant in ask.variants]
+    tokens, load = torch.stack([prompt.tokens for prompt in asked.prompts]), cell.load
     for passed in range(ask.passes):
         for order, (variant, walk) in enumerate(arms if passed % 2 == 0 else reversed(arms)):
-            decoder = Decoder(pair, walk, cell.steps, cell.temperature, ask.seed + passed, Rule(ask.rule))
-            groups = tokens.split(cell.load.batch)
-            yield passed, order, variant, [each for group in groups for each in decoder.decode(group, cell.load.tokens, cell.load.batch)]
+            decoder = Decoder(asked.pair, walk, cell.steps, cell.temperature, ask.seed + passed, Rule(ask.rule))
+            groups = tokens.split(load.batch)
+            yield passed, order, variant, [each for group in groups for each in decoder.decode(group, load.tokens, load.batch)]
 
 
-def _prepare(pair: Pair, variant: Variant, limits: Limits, device: DeviceSpec) -> PreparedWalk:
+def _prepare(head: MarkovHead, variant: Variant, limits: Limits, device: DeviceSpec) -> PreparedWalk:
     backend = create(variant.backend, variant.options)
     assert_arch(backend, device)
-    return backend.prepare(markov_head(pair), limits, device)
+    return backend.prepare(head, limits, device)
 
 
 def _prompts(documents: Sequence[HeldOut], ask: Acceptance) -> list[Prompt]:
@@ -108,16 +140,15 @@ def _prompts(documents: Sequence[HeldOut], ask: Acceptance) -> list[Prompt]:
     return found
 
 
-def _columns(plan: Plan, pair: Pair, variant: Variant, cell: Cell) -> Row:
-    config = pair.config
+def _columns(config: Config, asked: _Asked, variant: Variant, cell: Cell) -> Row:
     return {
-        "device": plan.config.device.name,
-        "pair": config.name,
-        "head": config.head,
+        "device": config.device.name,
+        "pair": asked.pair.config.name,
+        "head": asked.head.kind,
         "backend": variant.backend,
         "variant": variant.label,
-        "vocab": config.vocab,
-        "rank": config.rank,
+        "vocab": asked.head.vocab,
+        "rank": asked.head.rank,
         "steps": cell.steps,
         "batch": cell.load.batch,
         "temperature": cell.temperature,

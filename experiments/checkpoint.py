@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ _HEAD_PREFIX = "markov_head."
 class Checkpoint:
     """A head, and which tokens it was trained on where the file says so.
 
-    name:         the file's name without its ending
+    name:         of the pair and its head where `pair.json` stands beside the file, else the file's name without its ending
     token_counts: [rows of W1] int64, how often the training text has each token; None where the file has no `token_counts`
     """
 
@@ -47,7 +48,7 @@ def read(path: str, key: str) -> Checkpoint:
         tensors = {name: file.get_tensor(name) for name in names if name.startswith(_HEAD_PREFIX) or name == COUNTS_NAME}
     try:
         head = MarkovHead.from_tensors(tensors)
-        return Checkpoint(Path(path).stem, head, _counts(tensors, head))
+        return Checkpoint(_name(Path(path)), head, _counts(tensors, head))
     except ValueError as error:
         raise ConfigError(f"{key}: {path}: {error}") from error
 
@@ -69,6 +70,14 @@ def opened(path: str, key: str) -> Iterator[Any]:
         ) from error
     with file as entered:
         yield entered
+
+
+def _name(path: Path) -> str:
+    beside = path.with_name("pair.json")  # see experiments/drafter/checkpoint.py
+    if not beside.exists():
+        return path.stem
+    pair = json.loads(beside.read_text())["config"]
+    return f"{pair['name']}_{pair['head']}"
 
 
 def _counts(tensors: Mapping[str, Tensor], head: MarkovHead) -> Tensor | None:

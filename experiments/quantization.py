@@ -16,6 +16,7 @@ from torch import Tensor
 
 from experiments import checkpoint, recorded_rounds
 from experiments.checkpoint import Checkpoint
+from experiments.convert import ConfigError
 from experiments.outcome import Outcome, Row
 from experiments.plan import Plan
 from experiments.quantized_bias import FORMATS, Latents, exact_bias, linear_biases, quantized_biases, two_plane_bias
@@ -59,13 +60,16 @@ def run(plan: Plan) -> Outcome:
     config, ask = plan.config, cast(Quantization, plan.config.experiment)
     device = check_live(config.device)
     heads = list(_heads(config, ask))  # all files are read before the first is measured
+    names = [found.name for found in heads]
+    if len(set(names)) != len(names):
+        raise ConfigError(f"experiment.checkpoints: heads are named by their pairs or files, which need different names; got {names}")
     tables: dict[str, list[Row]] = {"quantization": [], "argmax_flips": [], "top2_gaps": [], "magnitudes": []}
-    for found in heads:
+    for place, found in enumerate(heads):
         head, of = found.head.to(device), {"head": found.name, "weights": "checkpoint" if ask.checkpoints else "synthetic"}
         sized = {**of, "vocab": head.vocab, "rank": head.rank}
         tables["quantization"] += [{**sized, **row} for row in chain(_weight_errors(head), _latent_errors(head, _tokens(found, ask)))]
         tables["magnitudes"] += [{**of, "magnitude": at, "share": share} for at, share in _magnitudes(head.w2)]
-        decided = _decisions(head, _rounds(config, ask, head))
+        decided = _decisions(head, _rounds(config, ask, head, place))
         told = {"head": found.name, "inputs": "rounds" if ask.rounds else "synthetic"}
         tables["argmax_flips"] += [{**told, **row} for row in decided.flip_rows()]
         tables["top2_gaps"] += [{**told, **row} for row in decided.gap_rows()]
@@ -144,9 +148,9 @@ def _tokens(found: Checkpoint, ask: Quantization) -> dict[str, Tensor]:
     return {kind: ids[torch.randperm(len(ids), generator=generator)[: ask.tokens]] for kind, ids in kinds.items()}
 
 
-def _rounds(config: Config, ask: Quantization, head: MarkovHead) -> Iterable[Rounds]:
+def _rounds(config: Config, ask: Quantization, head: MarkovHead, place: int) -> Iterable[Rounds]:
     if ask.rounds:
-        return recorded_rounds.read(ask.rounds, head.vocab, head.w1.shape[0], _POSITIONS)
+        return recorded_rounds.read(ask.rounds[place], head.vocab, head.w1.shape[0], _POSITIONS)
     inputs = config.inputs
     return [recorded_rounds.synthetic(head.vocab, SYNTHETIC_STEPS, SYNTHETIC_ROUNDS, inputs.seed, inputs.base_std)]
 

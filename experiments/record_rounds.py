@@ -83,7 +83,7 @@ def run(plan: Plan) -> Outcome:
 
 def _pair(config: Config, ask: RecordRounds) -> PairConfig:
     pair = config.pair
-    if pair is None:
+    if not isinstance(pair, PairConfig):
         raise ConfigError("pair: experiment=record_rounds needs one; take pair=tiny or pair=qwen_vocab")
     if pair.head != "markov":
         raise ConfigError(f"pair: only a markov head can be walked here; {pair.name} has head {pair.head}, so take another pair")

@@ -10,7 +10,6 @@ import hashlib
 import json
 import math
 from dataclasses import asdict, dataclass, field
-from pathlib import PurePath
 from typing import Any
 
 from experiments.drafter.pair import PairConfig, ReleasedConfig
@@ -352,24 +351,23 @@ class Quantization:
     """What 8-bit formats lose of a head: errors of its weights and of its bias, and the tokens that they change.
 
     checkpoints: .safetensors files with the head of a DSpark drafter (`experiments.checkpoint`); none: the configured synthetic head
-    rounds:      a .safetensors file with base logits of one drafter (`experiments.recorded_rounds`), whose head is then the only checkpoint;
-                 empty: synthetic base logits
+    rounds:      for each checkpoint a .safetensors file with base logits of its drafter (`experiments.recorded_rounds`); none: synthetic ones
     tokens:      how many tokens' latents give the bias
     """
 
     name: str = "quantization"
     checkpoints: tuple[str, ...] = ()
-    rounds: str = ""
+    rounds: tuple[str, ...] = ()
     tokens: int = 4096
     seed: int = 0
 
     def __post_init__(self) -> None:
         _positive("tokens", self.tokens)
-        stems = [PurePath(path).stem for path in self.checkpoints]
-        if len(set(stems)) != len(stems):
-            raise ValueError(f"checkpoints: a head is named by its file, so the files need different names; got {list(self.checkpoints)}")
-        if self.rounds and len(stems) != 1:
-            raise ValueError(f"rounds: belong to one drafter, whose head must be the only checkpoint; got {len(stems)} checkpoints")
+        count = len(self.checkpoints)
+        if len(set(self.checkpoints)) != count:
+            raise ValueError(f"checkpoints: needs different ones; got {list(self.checkpoints)}")
+        if self.rounds and len(self.rounds) != count:
+            raise ValueError(f"rounds: are of one drafter each, so as many as checkpoints, or none; got {len(self.rounds)} and {count}")
 
 
 @dataclass(frozen=True)
@@ -492,7 +490,7 @@ class Config:
             raise ValueError(f"inputs: only experiments that time walks take trained ones; experiment={ask.name} needs inputs=synthetic")
         if inputs.checkpoint:
             return
-        if pair is None:
+        if not isinstance(pair, PairConfig):
             raise ValueError(
                 "inputs: trained ones are a pair's; add pair=tiny or pair=qwen_vocab, or give inputs.checkpoint and inputs.rounds"
             )

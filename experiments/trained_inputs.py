@@ -105,7 +105,7 @@ def _drafter_of(pair: PairConfig) -> Path:
 
 
 def _pair(config: Config) -> PairConfig:
-    assert config.pair is not None, "a config with trained inputs has a pair or a checkpoint"
+    assert isinstance(config.pair, PairConfig), "a config with trained inputs has a pair or a checkpoint"
     return config.pair
 
 

@@ -7,7 +7,6 @@ block itself, which sees all of itself. Embedding and LM head are the target's a
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from experiments.drafter.checkpoint import Pair
+from experiments.drafter.decodable import DecodablePair
 from experiments.drafter.requests import Requests
 from experiments.drafter.target import Cache
 from experiments.drafter.verify import Rule, Verdict, draw, verify_greedy, verify_sampled
@@ -50,7 +50,7 @@ class Decoder:
     requests' noise; watch: called after every round
     """
 
-    pair: Pair
+    pair: DecodablePair
     walk: PreparedWalk
     steps: int
     temperature: float = 0.0
@@ -147,7 +147,7 @@ class _Advance:
 
 
 @torch.no_grad()
-def decode_plainly(pair: Pair, prompts: Tensor, count: int) -> list[tuple[int, ...]]:
+def decode_plainly(pair: DecodablePair, prompts: Tensor, count: int) -> list[tuple[int, ...]]:
     """The target alone, greedy, one token after the other: what speculative greedy decoding must repeat."""
     cache = Cache(pair.target, len(prompts), prompts.shape[1] + count)
     found, fresh = [], prompts
@@ -157,7 +157,7 @@ def decode_plainly(pair: Pair, prompts: Tensor, count: int) -> list[tuple[int, .
     return [tuple(row) for row in torch.cat(found, dim=1).tolist()]
 
 
-def markov_head(pair: Pair) -> MarkovHead:
+def markov_head(pair: DecodablePair) -> MarkovHead:
     """The serial head of the pair, on its device.
 
     Raises:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from experiments.drafter.checkpoint import Pair
+from experiments.drafter.decodable import DecodablePair
 from experiments.drafter.target import Cache
 from experiments.drafter.verify import Verdict
 
@@ -25,7 +25,7 @@ class Requests:
     rounds:   [1] int64 rounds so far
     """
 
-    def __init__(self, pair: Pair, batch: int, length: int, count: int, steps: int) -> None:
+    def __init__(self, pair: DecodablePair, batch: int, length: int, count: int, steps: int) -> None:
         self.batch, self.length, self.count, self.steps = batch, length, count, steps
         capacity = length + count + 2 * steps + 1  # the last round passes `count`, and requests that are done are read behind it
         self.cache = Cache(pair.target, batch, capacity)
@@ -45,7 +45,7 @@ class Requests:
         """[batch] bool: who wants more tokens."""
         return self.written < self.wanted
 
-    def admit(self, pair: Pair, prompts: Tensor, coins: Tensor) -> Tensor:
+    def admit(self, pair: DecodablePair, prompts: Tensor, coins: Tensor) -> Tensor:
         """Begin anew with prompts [n, length] int64, n up to the batch; slots beyond them stay idle. Gives the target's logits [batch, vocab]
         after each prompt, from which `settle` takes the first tokens."""
         idle = self.batch - len(prompts)

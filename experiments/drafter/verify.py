@@ -11,6 +11,9 @@ from enum import StrEnum
 
 import torch
 from torch import Tensor
+from torch.nn import functional
+
+_GROUP = 512  # tokens. With one running sum over all 151,936 sampled decoding of 16 requests took twice as long as greedy decoding.
 
 
 class Rule(StrEnum):
@@ -52,12 +55,25 @@ def verify_sampled(tokens: Tensor, draft: Tensor, target: Tensor, temperature: f
 
 
 def draw(weights: Tensor, coins: Tensor) -> Tensor:
-    """[batch] tokens by weights [batch, vocab], which need not add up to 1, and coins [batch] in [0, 1): the first whose running sum exceeds its
-    share of the whole. Sums are float64: over 151,936 weights fp32 would lose the last of them."""
-    running = weights.double().cumsum(dim=1)
-    reached = running > coins[:, None] * running[:, -1:]
-    last = weights.shape[1] - 1
-    return torch.where(reached.any(dim=1), reached.long().argmax(dim=1), last)
+    """[batch] tokens by weights [batch, vocab], which need not add up to 1, and coins [batch] in [0, 1): first a group of _GROUP tokens, then one of it,
+    each the first whose running sum exceeds its share of the whole. Sums are float64: over 151,936 weights fp32 would lose the last of them."""
+    padded = functional.pad(weights.double(), (0, -weights.shape[1] % _GROUP)).unflatten(1, (-1, _GROUP))
+    masses = padded.sum(dim=2)
+    group, left = _reach(masses, coins * masses.sum(dim=1))
+    token, _ = _reach(padded.gather(1, group[:, None, None].expand(-1, 1, _GROUP))[:, 0], left)
+    return (group * _GROUP + token).clamp(max=weights.shape[1] - 1)
+
+
+def _reach(masses: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
+    """The first place of masses [batch, n] whose running sum exceeds goal [batch], and how much of the goal is left before it. Where rounding lets
+    none exceed it, the last that has a mass."""
+    running = masses.cumsum(dim=1)
+    beyond = running > goal[:, None]
+    places = torch.arange(masses.shape[1], device=masses.device)
+    last = torch.where(masses > 0, places, 0).amax(dim=1)
+    place = torch.where(beyond.any(dim=1), beyond.byte().argmax(dim=1), last)
+    before = (running - masses).gather(1, place[:, None])[:, 0]
+    return place, goal - before
 
 
 def _log_softmax_at(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:

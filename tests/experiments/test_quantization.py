@@ -184,7 +184,7 @@ def test_random_tokens_are_different_ones_and_follow_the_seed(run: Run) -> None:
 
 def test_flips_and_gaps_are_those_of_a_teacher_forced_walk(run: Run, tmp_path: Path) -> None:
     of, given = head(), rounds()
-    tables = run(checkpoints=(save_head(tmp_path / "h.safetensors", of),), rounds=save_rounds(tmp_path / "r.safetensors")).tables
+    tables = run(checkpoints=(save_head(tmp_path / "h.safetensors", of),), rounds=(save_rounds(tmp_path / "r.safetensors"),)).tables
     inputs = WalkInputs(given.base_logits, given.anchor, torch.zeros(ROUNDS), torch.zeros(ROUNDS, dtype=torch.int64))
     exact = walk(of, inputs, Rounding.TWICE, teacher=given.tokens, keep_logits=True)
     assert exact.logits is not None
@@ -228,7 +228,7 @@ def test_ties_go_to_the_lowest_token_across_chunks_and_infinities_have_gaps(run:
             tokens=torch.zeros(2, 1, dtype=torch.int64),
         ),
     )
-    outcome = run(checkpoints=paths[:1], rounds=paths[1])
+    outcome = run(checkpoints=paths[:1], rounds=paths[1:])
     assert [row["count"] for row in outcome.tables["top2_gaps"]] == [1] + [0] * 63 + [1]
 
 
@@ -250,6 +250,18 @@ def test_two_checkpoints_are_two_heads(run: Run, tmp_path: Path) -> None:
         assert list(dict.fromkeys(row["head"] for row in rows)) == ["a", "b"]
         a, b = ([{**row, "head": ""} for row in rows if row["head"] == name] for name in ("a", "b"))
         assert a == b
+
+
+def test_a_head_is_called_as_its_pair_is(run: Run, tmp_path: Path) -> None:
+    paths = [tmp_path / name / "drafter.safetensors" for name in ("a", "b")]
+    for path in paths:
+        path.parent.mkdir()
+        save_head(path, head())
+    with pytest.raises(ConfigError, match=r"which need different names; got \['drafter', 'drafter'\]"):
+        run(checkpoints=tuple(map(str, paths)))
+    paths[0].with_name("pair.json").write_text('{"config": {"name": "small", "head": "markov"}}')
+    rows = run(checkpoints=tuple(map(str, paths)), rounds=tuple(save_rounds(path.with_name("r.safetensors")) for path in paths)).tables["argmax_flips"]
+    assert list(dict.fromkeys(row["head"] for row in rows)) == ["small_markov", "drafter"]
 
 
 COUNTS = torch.ones(VOCAB, dtype=torch.int64)
@@ -292,13 +304,13 @@ def test_a_file_that_cannot_be_read_is_one_sentence(run: Run, tmp_path: Path) ->
 def test_rounds_that_do_not_fit_are_one_sentence(run: Run, tmp_path: Path, changed: dict[str, Tensor], words: str) -> None:
     paths = save_head(tmp_path / "h.safetensors", head()), save_rounds(tmp_path / "r.safetensors", **changed)
     with pytest.raises(ConfigError, match=rf"^experiment.rounds: {paths[1]}: .*{words}"):
-        run(checkpoints=paths[:1], rounds=paths[1])
+        run(checkpoints=paths[:1], rounds=paths[1:])
 
 
 def test_rounds_without_a_tensor_name_it(run: Run, tmp_path: Path) -> None:
     paths = save_head(tmp_path / "h.safetensors", head()), save(tmp_path / "r.safetensors", anchor=rounds().anchor)
     with pytest.raises(ConfigError, match=r"r.safetensors lacks base_logits, tokens; it has: anchor"):
-        run(checkpoints=paths[:1], rounds=paths[1])
+        run(checkpoints=paths[:1], rounds=paths[1:])
 
 
 @pytest.mark.parametrize(("value", "words"), [(torch.nan, "W2 of x has 1 values that are not finite"), (0.0, "W2 of x has only zeros")])
@@ -313,9 +325,9 @@ def test_a_head_without_meaning_is_refused(run: Run, tmp_path: Path, value: floa
     ("wrong", "words"),
     [
         ({"tokens": 0}, "tokens: must be at least 1; got 0"),
-        ({"checkpoints": ("a/x.safetensors", "b/x.safetensors")}, "checkpoints: a head is named by its file"),
-        ({"rounds": "r.safetensors"}, "rounds: belong to one drafter.* got 0 checkpoints"),
-        ({"rounds": "r", "checkpoints": ("a", "b")}, "got 2 checkpoints"),
+        ({"checkpoints": ("a", "a")}, "checkpoints: needs different ones"),
+        ({"rounds": ("r.safetensors",)}, "rounds: .* as many as checkpoints, or none; got 1 and 0"),
+        ({"rounds": ("r",), "checkpoints": ("a", "b")}, "got 1 and 2"),
     ],
 )
 def test_a_wrong_config_is_one_sentence(wrong: dict[str, Any], words: str) -> None:

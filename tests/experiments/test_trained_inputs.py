@@ -128,5 +128,6 @@ def test_a_pair_that_cannot_be_made_is_told(asked: Plan, monkeypatch: pytest.Mon
 
 def test_the_pair_in_the_repository_has_rounds() -> None:
     config = compose(["inputs=trained", "pair=tiny"])
+    assert isinstance(config.pair, PairConfig)
     with recording(str(files_of(config).rounds), "k", 2048, 2048) as found:
-        assert (found.count, found.steps, found.facts["pair_key"]) == (64, 16, config.pair.key if config.pair else "")
+        assert (found.count, found.steps, found.facts["pair_key"]) == (64, 16, config.pair.key)

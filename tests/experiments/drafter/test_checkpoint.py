@@ -86,7 +86,7 @@ def test_a_training_needs_steps() -> None:
 def tiny() -> Pair:
     """The pair that is committed, found by its config."""
     made = compose(["experiment=train_pair", "pair=tiny"]).pair
-    assert made is not None
+    assert isinstance(made, PairConfig)
     folder = folder_of(made)
     assert folder == checkpoint.COMMITTED / "tiny"
     return load(made, folder)

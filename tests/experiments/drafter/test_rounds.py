@@ -15,6 +15,7 @@ from kernels.registry import create
 from kernels.walk import Limits, PreparedWalk
 from tests.experiments.drafter.test_target import tokens
 
+
 def _walk(pair: Pair, batch: int) -> PreparedWalk:
     weights = {name: weight.bfloat16() for name, weight in pair.drafter.state_dict().items()}
     return create("reference").prepare(MarkovHead.from_tensors(weights), Limits(batch, pair.config.block), load("cpu"))
