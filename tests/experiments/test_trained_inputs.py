@@ -12,6 +12,7 @@ import torch
 
 from experiments import record, trained_inputs
 from experiments.compose import compose
+from experiments.drafter.pair import PairConfig
 from experiments.convert import ConfigError
 from experiments.execute import execute, report
 from experiments.plan import Plan
