@@ -23,7 +23,12 @@ endif
 PARALLEL = $(if $(shell $(PY) -c 'import xdist' 2> /dev/null && echo it is here),-n auto --maxprocesses 8 --dist worksteal)
 CUDA_SOURCES = $(shell find kernels -name '*.cuh' -o -name '*.cu')
 
-.PHONY: help figures verify test check format bench plan publish lock clean
+# The oracle walks under the rounding of SGLang's walk and under the resident one's. It is slow, so prompts are fewer and shorter.
+TINY_ACCEPTANCE = experiment.prompts=90 experiment.prompt_tokens=32 \
+  'experiment.loads=[{batch: 1, tokens: 4}, {batch: 16, tokens: 16}, {batch: 64, tokens: 16}]' \
+  'experiment.variants=[{label: sglang_folded, backend: reference}, {label: resident, backend: reference, options: {rounding: int8}}]'
+
+.PHONY: help figures verify test check format bench study plan publish lock clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -65,6 +70,14 @@ bench: $(TESTING) ## measure all that the figures need on this machine's GPU, in
 	$(PY) -m experiments.run experiment=rivals device=$(DEVICE) head=markov_v152k 'experiment.steps=[7,16]'
 	$(PY) -m experiments.run experiment=rivals device=$(DEVICE) head=markov_v248k 'experiment.steps=[15,16]'
 	$(PY) -m experiments.run experiment=step_anatomy device=$(DEVICE)
+	$(PY) -m experiments.run experiment=train_pair device=$(DEVICE) pair=qwen_vocab
+	$(PY) -m experiments.run experiment=quantization device=$(DEVICE) inputs=trained pair=qwen_vocab
+	$(PY) -m experiments.run experiment=walk_latency device=$(DEVICE) inputs=trained pair=qwen_vocab 'experiment.batches=[1,16,64]'
+	$(PY) -m experiments.run experiment=acceptance device=$(DEVICE) pair=qwen_vocab
+
+study: $(TESTING) ## quantization and acceptance of the trained tiny pair, on any CPU in about a quarter of an hour
+	$(PY) -m experiments.run experiment=quantization inputs=trained pair=tiny
+	$(PY) -m experiments.run experiment=acceptance pair=tiny $(TINY_ACCEPTANCE)
 
 plan: $(TESTING) ## write a plan for a machine without Hydra, Git or network [OVERRIDES="experiment=step_slope" PLAN=plan.json]
 	$(PY) -m experiments.plan -o $(PLAN) $(OVERRIDES)

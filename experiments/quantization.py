@@ -7,7 +7,7 @@ of fp64 sums.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import cast
 
@@ -21,7 +21,8 @@ from experiments.outcome import Outcome, Row
 from experiments.plan import Plan
 from experiments.quantized_bias import FORMATS, Latents, exact_bias, linear_biases, quantized_biases, two_plane_bias
 from experiments.recorded_rounds import Rounds
-from experiments.schema import Config, Quantization
+from experiments.schema import TRAINED, Config, Quantization
+from experiments.trained_inputs import files_of
 from kernels.device import check_live
 from kernels.float8 import E4M3, E5M2, quantize_float8
 from kernels.heads.markov import MarkovHead
@@ -59,6 +60,7 @@ def run(plan: Plan) -> Outcome:
     """
     config, ask = plan.config, cast(Quantization, plan.config.experiment)
     device = check_live(config.device)
+    ask = _with_trained(config, ask)
     heads = list(_heads(config, ask))  # all files are read before the first is measured
     names = [found.name for found in heads]
     if len(set(names)) != len(names):
@@ -121,6 +123,14 @@ class _Decisions:
             for place, count in enumerate(counts):
                 high = (place + 1) * GAP_WIDTH if place < GAP_BINS else torch.finfo(torch.float32).max
                 yield {"step": step, "low": place * GAP_WIDTH, "high": high, "count": count}
+
+
+def _with_trained(config: Config, ask: Quantization) -> Quantization:
+    """With inputs=trained the checkpoint and the rounds are the pair's, which `experiments.trained_inputs` has made."""
+    if config.inputs.family != TRAINED:
+        return ask
+    files = files_of(config)
+    return replace(ask, checkpoints=(str(files.checkpoint),), rounds=(str(files.rounds),))
 
 
 def _heads(config: Config, ask: Quantization) -> Iterator[Checkpoint]:

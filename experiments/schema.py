@@ -434,6 +434,7 @@ Experiment = (
     | Acceptance
 )
 TIMED = (Smoke, StepSlope, WalkLatency)  # they time walks of a head, whatever its inputs are
+TRAINABLE = (*TIMED, Quantization)  # they take trained inputs
 EXPERIMENTS: dict[str, type[Experiment]] = {
     "smoke": Smoke,
     "step_slope": StepSlope,
@@ -486,8 +487,12 @@ class Config:
 
     def _assert_trained(self) -> None:
         pair, ask, inputs = self.pair, self.experiment, self.inputs
-        if not isinstance(ask, TIMED):
-            raise ValueError(f"inputs: only experiments that time walks take trained ones; experiment={ask.name} needs inputs=synthetic")
+        if not isinstance(ask, TRAINABLE):
+            raise ValueError(
+                f"inputs: only experiments that time walks and quantization take trained ones; experiment={ask.name} needs inputs=synthetic"
+            )
+        if isinstance(ask, Quantization) and ask.checkpoints:
+            raise ValueError("inputs: trained ones are of one pair; give that or experiment.checkpoints, not both")
         if inputs.checkpoint:
             return
         if not isinstance(pair, PairConfig):
@@ -496,7 +501,7 @@ class Config:
             )
         if pair.head != "markov":
             raise ValueError(f"pair: only a markov head can be timed; {pair.name} has head {pair.head}, so take another pair")
-        if not inputs.rounds and max(ask.steps) > pair.block:
+        if isinstance(ask, TIMED) and not inputs.rounds and max(ask.steps) > pair.block:
             raise ValueError(
                 f"pair: {pair.name} drafts {pair.block} tokens at once; got experiment.steps {list(ask.steps)}, so ask for fewer"
             )

@@ -14,7 +14,7 @@ from experiments.convert import ConfigError
 from experiments.drafter.pair import PairConfig
 from experiments.plan import Plan, run_in_fresh_process
 from experiments.recorded_rounds import Recording, recording
-from experiments.schema import TIMED, TRAINED, Config, HeadConfig, InputsConfig, RecordRounds, WalkLatency
+from experiments.schema import TIMED, TRAINED, Config, HeadConfig, InputsConfig, Quantization, RecordRounds, WalkLatency
 from kernels.device import check_live
 from kernels.heads.markov import MarkovHead
 
@@ -110,8 +110,10 @@ def _pair(config: Config) -> PairConfig:
 
 
 def _largest(config: Config) -> tuple[int, int]:
-    """Steps and batch of the largest walk that will be timed."""
+    """Steps and batch of the largest walk that will be timed; of what times none, whatever has been recorded is enough."""
     ask = config.experiment
+    if isinstance(ask, Quantization):
+        return 1, 0
     assert isinstance(ask, TIMED), "a config with trained inputs is one that times walks"
     return max(ask.steps), max(ask.batches) if isinstance(ask, WalkLatency) else ask.batch
 

@@ -260,7 +260,9 @@ def test_a_head_is_called_as_its_pair_is(run: Run, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"which need different names; got \['drafter', 'drafter'\]"):
         run(checkpoints=tuple(map(str, paths)))
     paths[0].with_name("pair.json").write_text('{"config": {"name": "small", "head": "markov"}}')
-    rows = run(checkpoints=tuple(map(str, paths)), rounds=tuple(save_rounds(path.with_name("r.safetensors")) for path in paths)).tables["argmax_flips"]
+    rows = run(checkpoints=tuple(map(str, paths)), rounds=tuple(save_rounds(path.with_name("r.safetensors")) for path in paths)).tables[
+        "argmax_flips"
+    ]
     assert list(dict.fromkeys(row["head"] for row in rows)) == ["small_markov", "drafter"]
 
 

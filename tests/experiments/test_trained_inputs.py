@@ -12,12 +12,12 @@ import torch
 
 from experiments import record, trained_inputs
 from experiments.compose import compose
-from experiments.drafter.pair import PairConfig
 from experiments.convert import ConfigError
+from experiments.drafter.pair import PairConfig
 from experiments.execute import execute, report
 from experiments.plan import Plan
 from experiments.recorded_rounds import recording
-from experiments.schema import Config, InputsConfig, Smoke, Timing, Variant, WalkLatency
+from experiments.schema import Config, InputsConfig, Quantization, Smoke, Timing, Variant, WalkLatency
 from experiments.trained_inputs import files_of, ready
 from experiments.workload import Workload
 from kernels.heads.markov import MarkovHead
@@ -132,3 +132,13 @@ def test_the_pair_in_the_repository_has_rounds() -> None:
     assert isinstance(config.pair, PairConfig)
     with recording(str(files_of(config).rounds), "k", 2048, 2048) as found:
         assert (found.count, found.steps, found.facts["pair_key"]) == (64, 16, config.pair.key)
+
+
+def test_quantization_is_of_the_same_head_and_rounds(plan: Plan, trained: Config) -> None:
+    run = record.load(execute(_with(plan, replace(trained, experiment=Quantization(tokens=50)))).folder)
+    rows = run.tables["argmax_flips"].to_pylist()
+    assert {(row["head"], row["inputs"]) for row in rows} == {("h", "rounds")}
+    assert {row["walks"] for row in rows} == {COUNT}
+    assert {row["weights"] for row in run.tables["quantization"].to_pylist()} == {"checkpoint"}
+    with pytest.raises(ValueError, match="give that or experiment.checkpoints, not both"):
+        replace(trained, experiment=Quantization(checkpoints=("a",)))
