@@ -24,8 +24,8 @@ PARALLEL = $(if $(shell $(PY) -c 'import xdist' 2> /dev/null && echo it is here)
 CUDA_SOURCES = $(shell find kernels -name '*.cuh' -o -name '*.cu')
 
 # The oracle walks under the rounding of SGLang's walk and under the resident one's. It is slow, so prompts are fewer and shorter.
-TINY_ACCEPTANCE = experiment.prompts=90 experiment.prompt_tokens=32 \
-  'experiment.loads=[{batch: 1, tokens: 4}, {batch: 16, tokens: 16}, {batch: 64, tokens: 16}]' \
+TINY_ACCEPTANCE = experiment.prompts=45 experiment.prompt_tokens=32 \
+  'experiment.loads=[{batch: 1, tokens: 3}, {batch: 16, tokens: 16}, {batch: 64, tokens: 16}]' \
   'experiment.variants=[{label: sglang_folded, backend: reference}, {label: resident, backend: reference, options: {rounding: int8}}]'
 
 .PHONY: help figures verify test check format bench study plan publish lock clean
@@ -75,7 +75,7 @@ bench: $(TESTING) ## measure all that the figures need on this machine's GPU, in
 	$(PY) -m experiments.run experiment=walk_latency device=$(DEVICE) inputs=trained pair=qwen_vocab 'experiment.batches=[1,16,64]'
 	$(PY) -m experiments.run experiment=acceptance device=$(DEVICE) pair=qwen_vocab
 
-study: $(TESTING) ## quantization and acceptance of the trained tiny pair, on any CPU in about a quarter of an hour
+study: $(TESTING) ## quantization and acceptance of the trained tiny pair, on any CPU in some minutes
 	$(PY) -m experiments.run experiment=quantization inputs=trained pair=tiny
 	$(PY) -m experiments.run experiment=acceptance pair=tiny $(TINY_ACCEPTANCE)
 

@@ -90,7 +90,7 @@ def _span(low: float, high: float) -> str:
 def _name_curves(axes: Axes, run: Run) -> None:
     for name, (x, y) in {"e5m2": (0.095, 0.99), "e4m3": (0.105, 0.765), "int8": (0.75, 0.70)}.items():
         axes.text(x, y, FORMATS[name].label, fontsize=LABEL_PT, color=FORMATS[name].color, va="top")
-    axes.text(0.33, 0.60, "weights of W2" if _trained(run) else "weights of W2\n(synthetic)", fontsize=LABEL_PT, color=INK, va="top")
+    axes.text(0.405, 0.645, "W2" if _trained(run) else "W2\n(synthetic)", fontsize=LABEL_PT, color=INK, va="top")
 
 
 def _trained(run: Run) -> bool:

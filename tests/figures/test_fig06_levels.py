@@ -69,7 +69,7 @@ def test_random_weights_are_called_synthetic_and_one_head_has_no_span(tmp_path: 
     make_runs.quantization(tmp_path, make_runs.quantization_tables("synthetic", ("trained_a",)))
     with styled():
         text = _texts(fig06_levels.draw(tmp_path, "h200"))
-    assert "weights of W2 (synthetic)" in text
+    assert "W2 (synthetic)" in text
     assert "of trained_a (synthetic, normally distributed)" in text
     assert "17 % of the weights" in text
 
