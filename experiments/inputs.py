@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from experiments import checkpoint, trained_inputs
+from experiments import head_file, trained_inputs
 from experiments.recorded_rounds import recording
 from experiments.schema import GREEDY, TRAINED, Config
 from kernels.heads.markov import MarkovHead
@@ -44,7 +44,7 @@ def _synthetic(config: Config, limits: Limits, device: str) -> Source:
 
 def _trained(config: Config, limits: Limits, device: str) -> Source:
     files = trained_inputs.files_of(config)
-    head = checkpoint.read(str(files.checkpoint), trained_inputs.CHECKPOINT_KEY).head.to(device)
+    head = head_file.read(str(files.checkpoint), trained_inputs.CHECKPOINT_KEY).head.to(device)
     return Source(head, _recorded(str(files.rounds), head, limits))
 
 

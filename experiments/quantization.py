@@ -14,9 +14,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from experiments import checkpoint, recorded_rounds
-from experiments.checkpoint import Checkpoint
+from experiments import head_file, recorded_rounds
 from experiments.convert import ConfigError
+from experiments.head_file import Checkpoint
 from experiments.outcome import Outcome, Row
 from experiments.plan import Plan
 from experiments.quantized_bias import FORMATS, Latents, exact_bias, linear_biases, quantized_biases, two_plane_bias
@@ -139,7 +139,7 @@ def _heads(config: Config, ask: Quantization) -> Iterator[Checkpoint]:
         head = MarkovHead.synthetic(size.vocab, size.rank, size.seed, "cpu", size.w1_std, size.w2_std)
         yield _measurable(Checkpoint(size.name, head))
     for place, path in enumerate(ask.checkpoints):
-        yield _measurable(checkpoint.read(path, f"experiment.checkpoints[{place}]"))
+        yield _measurable(head_file.read(path, f"experiment.checkpoints[{place}]"))
 
 
 def _measurable(found: Checkpoint) -> Checkpoint:

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.checkpoint import opened
 from experiments.convert import ConfigError
+from experiments.head_file import opened
 from experiments.logits_sample import ID_BYTES, LogitsSample, filled, sampled
 from kernels.synthetic import synthetic_inputs
 
@@ -138,7 +138,7 @@ def write(path: Path, rounds: Rounds, facts: Mapping[str, str], top: int = 0) ->
     Raises:
         ValueError: fewer logits than `top`.
     """
-    from safetensors.torch import save_file  # inside, as in `experiments.checkpoint`
+    from safetensors.torch import save_file  # inside, as in `experiments.head_file`
 
     kept = {"anchor": rounds.anchor, "tokens": rounds.tokens} | ({} if rounds.accepted is None else {"accepted": rounds.accepted})
     if top:

@@ -85,7 +85,7 @@ class InputsConfig:
     """What the walks of an experiment read.
 
     family:     "synthetic": base logits ~ base_std N(0,1) in bf16, random anchors; "trained": the head of `pair` and rounds that it drafted
-    checkpoint: trained: a .safetensors file with another head than the pair's (`experiments.checkpoint`)
+    checkpoint: trained: a .safetensors file with another head than the pair's (`experiments.head_file`)
     rounds:     trained: a file with its rounds (`experiments.recorded_rounds`); empty: rounds.safetensors beside the checkpoint
     """
 
@@ -350,7 +350,7 @@ class RecordRounds:
 class Quantization:
     """What 8-bit formats lose of a head: errors of its weights and of its bias, and the tokens that they change.
 
-    checkpoints: .safetensors files with the head of a DSpark drafter (`experiments.checkpoint`); none: the configured synthetic head
+    checkpoints: .safetensors files with the head of a DSpark drafter (`experiments.head_file`); none: the configured synthetic head
     rounds:      for each checkpoint a .safetensors file with base logits of its drafter (`experiments.recorded_rounds`); none: synthetic ones
     tokens:      how many tokens' latents give the bias
     """

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from experiments import checkpoint
+from experiments import head_file
 from experiments.convert import ConfigError
 from experiments.drafter.pair import PairConfig
 from experiments.plan import Plan, run_in_fresh_process
@@ -59,11 +59,11 @@ def ready(plan: Plan) -> Ready:
         return Ready(plan, {})
     files, named, (steps, batch) = files_of(config), config.inputs, _largest(config)
     if named.rounds:
-        with checkpoint.opened(named.rounds, ROUNDS_KEY):
+        with head_file.opened(named.rounds, ROUNDS_KEY):
             pass  # told before a pair is trained
     if not named.checkpoint and not (files.checkpoint.exists() and files.rounds.exists()):
         _record(plan, max(RecordRounds().count, 2 * batch))
-    found = checkpoint.read(str(files.checkpoint), CHECKPOINT_KEY)
+    found = head_file.read(str(files.checkpoint), CHECKPOINT_KEY)
     with recording(str(files.rounds), ROUNDS_KEY, found.head.vocab, found.head.w1.shape[0]) as rounds:
         assert_enough(rounds, steps, batch)
         facts = {"head_sha256": digest(found.head), "rounds": rounds.count, "recorded": dict(rounds.facts)}

@@ -21,11 +21,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from experiments.checkpoint import COUNTS_NAME
 from experiments.drafter.drafter import Drafter
 from experiments.drafter.pair import PairConfig
 from experiments.drafter.target import Target
 from experiments.drafter.vocabulary import BytePairs, QwenBytePairs, Vocabulary
+from experiments.head_file import COUNTS_NAME
 
 ROOM = Path(__file__).resolve().parent
 COMMITTED = ROOM / "checkpoints"
