@@ -28,7 +28,8 @@ from experiments.drafter.text import HeldOut, held_out
 from experiments.drafter.verify import Rule
 from experiments.outcome import Outcome, Row
 from experiments.plan import Plan
-from experiments.schema import Acceptance, Config, Load, Variant
+from experiments.quantized_bias import FORMATS, head_through
+from experiments.schema import Acceptance, Config, DecodingArm, Load, Variant
 from experiments.train_pair import trained
 from experiments.workload import assert_arch, assert_variants, create
 from kernels.device import DeviceSpec, check_live
@@ -59,6 +60,7 @@ def run(plan: Plan) -> Outcome:
     """The tables `acceptance`, a row a prompt, and `acceptance_positions`, a row a source and place in the draft."""
     config, ask = plan.config, cast(Acceptance, plan.config.experiment)
     assert_variants(ask.variants)
+    _assert_formats(ask.variants)
     asked = _asked(config, ask)
     torch.manual_seed(ask.seed)  # for the arms that draw from torch's generator
     rows, places = list[Row](), list[Row]()
@@ -77,10 +79,10 @@ def run(plan: Plan) -> Outcome:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What decodes what. head: the pair's serial head; facts: what the record should know of the pair."""
+    """What decodes what. heads: the pair's serial head, as trained ("") and through formats of 8 bits; facts: what the record should know of the pair."""
 
     pair: DecodablePair
-    head: MarkovHead
+    heads: dict[str, MarkovHead]
     prompts: list[Prompt]
     facts: dict[str, Any]
 
@@ -101,7 +103,15 @@ def _asked(config: Config, ask: Acceptance) -> _Asked:
             raise ConfigError(f"pair: {error}") from error
         _assert_drafts(pair.config, ask)
         documents, facts = held_out(machine_documents(_CORPUS_MB), pair.vocabulary), pair.facts
-    return _Asked(pair, markov_head(pair), _prompts(documents, ask), facts)
+    head = markov_head(pair)
+    heads = {form: head_through(head, form) for form in {variant.weights for variant in ask.variants} - {""}} | {"": head}
+    return _Asked(pair, heads, _prompts(documents, ask), facts)
+
+
+def _assert_formats(arms: Sequence[DecodingArm]) -> None:
+    for place, arm in enumerate(arms):
+        if arm.weights and arm.weights not in FORMATS:
+            raise ConfigError(f"experiment.variants[{place}].weights: {arm.weights!r} is none of {', '.join(FORMATS)}, nor empty")
 
 
 def _assert_drafts(pair: PairSizes, ask: Acceptance) -> None:
@@ -111,7 +121,7 @@ def _assert_drafts(pair: PairSizes, ask: Acceptance) -> None:
 
 def _decode(asked: _Asked, ask: Acceptance, cell: Cell, device: DeviceSpec) -> Iterator[tuple[int, int, Variant, list[Decoded]]]:
     """Pass, the arm's place in it, the arm, and what it made of every prompt. Each arm is prepared once."""
-    arms = [(variant, _prepare(asked.head, variant, cell.limits, device)) for variant in ask.variants]
+    arms = [(variant, _prepare(asked.heads[variant.weights], variant, cell.limits, device)) for variant in ask.variants]
     tokens, load = torch.stack([prompt.tokens for prompt in asked.prompts]), cell.load
     for passed in range(ask.passes):
         for order, (variant, walk) in enumerate(arms if passed % 2 == 0 else reversed(arms)):
@@ -141,14 +151,15 @@ def _prompts(documents: Sequence[HeldOut], ask: Acceptance) -> list[Prompt]:
 
 
 def _columns(config: Config, asked: _Asked, variant: Variant, cell: Cell) -> Row:
+    head = asked.heads[""]
     return {
         "device": config.device.name,
         "pair": asked.pair.config.name,
-        "head": asked.head.kind,
+        "head": head.kind,
         "backend": variant.backend,
         "variant": variant.label,
-        "vocab": asked.head.vocab,
-        "rank": asked.head.rank,
+        "vocab": head.vocab,
+        "rank": head.rank,
         "steps": cell.steps,
         "batch": cell.load.batch,
         "temperature": cell.temperature,

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from kernels.float8 import E4M3, E5M2, quantize_float8
+from kernels.heads.markov import MarkovHead
 from kernels.quantize import TwoPlanes, int8_bias, quantize_rows, two_planes
 
 FORMATS: tuple[str, ...] = ("int8", "e4m3", "e5m2", "int8_one_plane", "int8_two_planes")
+_FLOATS = {"e4m3": E4M3, "e5m2": E5M2}
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +50,7 @@ def linear_biases(rows: Tensor, exact: Tensor, one_plane: Tensor) -> Iterator[tu
     """
     int8 = quantize_rows(rows).dequantized().T
     yield "int8", exact @ int8
-    for name, dtype in (("e4m3", E4M3), ("e5m2", E5M2)):
+    for name, dtype in _FLOATS.items():
         yield name, exact @ quantize_float8(rows, dtype).dequantized().T
     yield "int8_one_plane", one_plane @ int8
 
@@ -56,6 +58,14 @@ def linear_biases(rows: Tensor, exact: Tensor, one_plane: Tensor) -> Iterator[tu
 def two_plane_bias(rows: Tensor, latents: Latents) -> Tensor:
     """[n, v] float64: the INT8 rule of the resident walk, with its fp32 roundings."""
     return int8_bias(quantize_rows(rows), latents.two_planes).double()
+
+
+def head_through(head: MarkovHead, form: str) -> MarkovHead:
+    """The head after a way through `form`, one of FORMATS, and back to bf16, which costs 0.1 % more: W2, and for int8_one_plane W1 too, since a latent is
+    a row of it. Two planes lose less of W1 than bf16 has."""
+    w2 = quantize_float8(head.w2, _FLOATS[form]) if form in _FLOATS else quantize_rows(head.w2)
+    w1 = quantize_rows(head.w1).dequantized().bfloat16() if form == "int8_one_plane" else head.w1
+    return MarkovHead(w1, w2.dequantized().bfloat16())
 
 
 def quantized_biases(rows: Tensor, latents: Latents) -> Iterator[tuple[str, Tensor]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -45,7 +46,7 @@ def _lengths(steps: tuple[int, ...]) -> None:
         raise ValueError(f"steps: needs different lengths of at least 1; got {list(steps)}")
 
 
-def _arms(variants: tuple[Variant, ...]) -> None:
+def _arms(variants: Sequence[Variant]) -> None:
     labels = [variant.label for variant in variants]
     if not labels or len(set(labels)) != len(labels):
         raise ValueError(f"variants: needs at least one, with different labels; got {labels}")
@@ -383,6 +384,13 @@ class Load:
 
 
 @dataclass(frozen=True)
+class DecodingArm(Variant):
+    """weights: the 8-bit format that the head's weights have been through, of `experiments.quantized_bias.FORMATS`; empty: none, as trained."""
+
+    weights: str = ""
+
+
+@dataclass(frozen=True)
 class Acceptance:
     """How many tokens of a draft a pair's target takes, by the backend that walks the pair's serial head.
 
@@ -392,7 +400,7 @@ class Acceptance:
     seed:    of all draws
     """
 
-    variants: tuple[Variant, ...]
+    variants: tuple[DecodingArm, ...]
     loads: tuple[Load, ...]
     name: str = "acceptance"
     steps: tuple[int, ...] = (7, 16)

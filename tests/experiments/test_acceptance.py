@@ -20,7 +20,7 @@ from experiments.drafter.text import HeldOut
 from experiments.drafter.verify import Rule
 from experiments.execute import execute
 from experiments.plan import Plan
-from experiments.schema import RULES, Acceptance, Load, Variant
+from experiments.schema import RULES, Acceptance, DecodingArm, Load
 from experiments.train_pair import Learnt
 from kernels.walk import Unsupported
 from tests.experiments.drafter.conftest import config, small_pair, small_vocabulary
@@ -47,9 +47,17 @@ def documents() -> list[HeldOut]:
 @pytest.fixture
 def asked(plan: Plan, pair: Pair, documents: list[HeldOut], monkeypatch: pytest.MonkeyPatch) -> Plan:
     monkeypatch.setattr(acceptance, "trained", lambda *_: Learnt(pair, tuple(documents), []))
-    arms = tuple(Variant(label, "reference", {"rounding": rounding}) for label, rounding in ARMS)
+    arms = tuple(DecodingArm(label, "reference", {"rounding": rounding}) for label, rounding in ARMS)
     ask = Acceptance(arms, LOADS, steps=(3,), prompts=9, prompt_tokens=6)
     return replace(plan, config=replace(plan.config, experiment=ask, pair=pair.config))
+
+
+def _ask(asked: Plan) -> Acceptance:
+    return cast(Acceptance, asked.config.experiment)
+
+
+def _with(asked: Plan, ask: Acceptance) -> Plan:
+    return replace(asked, config=replace(asked.config, experiment=ask))
 
 
 @pytest.fixture
@@ -94,13 +102,26 @@ def test_what_cannot_be_asked_is_told_in_a_sentence(asked: Plan, pair: Pair, tmp
     with pytest.raises(ConfigError, match="pair small drafts up to 2 tokens at once; got 3"):
         acceptance.run(replace(asked, config=replace(asked.config, pair=config(block=2))))
     with pytest.raises(ConfigError, match="8 are from 8 sources and at least 9 are needed"):
-        acceptance.run(
-            replace(asked, config=replace(asked.config, experiment=replace(cast(Acceptance, asked.config.experiment), prompts=8)))
-        )
+        acceptance.run(_with(asked, replace(_ask(asked), prompts=8)))
+    with pytest.raises(ConfigError, match=r"variants\[0\].weights: 'int4' is none of int8, e4m3"):
+        acceptance.run(_with(asked, replace(_ask(asked), variants=(DecodingArm("a", "reference", weights="int4"),))))
     gated = small_pair(small_vocabulary())
     gated.drafter.markov_head.register_parameter("gate", torch.nn.Parameter(torch.zeros(1)))
     with pytest.raises(Unsupported, match="pair small: .*markov_head.gate"):
         markov_head(gated)
+
+
+def test_an_arm_may_have_its_weights_through_eight_bits(asked: Plan, documents: list[HeldOut], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arms draw with the same noise, so that only other weights give other texts. The head is a strong one, whose errors count."""
+    strong = small_pair(small_vocabulary())
+    strong.target.lm_head.weight.mul_(0.1)
+    monkeypatch.setattr(acceptance, "trained", lambda *_: Learnt(strong, tuple(documents), []))
+    arms = (*(DecodingArm(label, "reference") for label in ("sglang_folded", "again")), DecodingArm("e5m2", "reference", weights="e5m2"))
+    ask = replace(_ask(asked), variants=arms, loads=(Load(9, 40),), passes=1, temperatures=(1.0,))
+    rows = acceptance_rows(load_run(execute(_with(asked, ask)).folder))
+    texts = rows.groupby("variant")["text_sha256"].agg(list)
+    assert texts["again"] == texts["sglang_folded"]
+    assert texts["e5m2"] != texts["sglang_folded"]
 
 
 def test_rules_have_their_names() -> None:
