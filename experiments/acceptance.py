@@ -72,7 +72,8 @@ def run(plan: Plan) -> Outcome:
             rows += [named | row for row in _by_prompt(decoded, asked.prompts, cell, order)]
             places += [named | row for row in _by_position(decoded, asked.prompts, cell)]
         spent_s = time.monotonic() - started
-        print(f"cell {number} of {len(cells)} ({cell}): {spent_s:.0f} s so far", file=sys.stderr, flush=True)
+        left_s = spent_s / number * (len(cells) - number)
+        print(f"cell {number} of {len(cells)} ({cell}): {spent_s:.0f} s so far, about {left_s:.0f} s left", file=sys.stderr, flush=True)
     protocol = {"rule": ask.rule, "prompt_tokens": ask.prompt_tokens, "tokens": {str(load.batch): load.tokens for load in ask.loads}}
     return Outcome({"acceptance": rows, "acceptance_positions": places}, protocol=protocol | {"pair": asked.facts})
 
