@@ -16,7 +16,8 @@ from experiments.recorded_rounds import recording
 from kernels.certificate import Candidates, bias_lists, candidates, certified_walk, prove
 from kernels.heads.markov import MarkovHead
 from kernels.reference import walk
-from kernels.walk import Rounding, WalkInputs
+from kernels.sampling import Draws, gumbel_scores
+from kernels.walk import NoiseRule, Rounding, WalkInputs
 
 EXACT = (Rounding.TWICE, Rounding.ONCE, Rounding.NEVER)
 
@@ -60,6 +61,35 @@ def test_what_is_proved_is_the_walks(seed: int, vocab: int, rank: int, spread: i
     assert bool(certified_walk(head, given, vocab, lists, rounding).proved.all()), "with all rows named there is no other"
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    vocab=st.integers(2, 40),
+    spread=st.integers(1, 40),
+    count=st.integers(1, 12),
+    width=st.integers(1, 12),
+    temperature=st.sampled_from((0.05, 0.3, 1.0, 3.0)),
+    rounding=st.sampled_from(EXACT),
+)
+def test_what_is_proved_is_what_is_drawn(
+    seed: int, vocab: int, spread: int, count: int, width: int, temperature: float, rounding: Rounding
+) -> None:
+    """One request is greedy, two are sampled."""
+    head, given = drawn(seed, vocab, 2, spread)
+    given = replace(given, temperature=torch.tensor([0.0, temperature, temperature]), base_logits=given.base_logits / 8)
+    lists = bias_lists(head, min(width, vocab))
+    exact = walk(head, given, rounding, noise=NoiseRule.GUMBEL, round=3)
+    previous = torch.cat([given.anchor[:, None], exact.tokens[:, :-1]], dim=1)
+    for step in range(given.steps):
+        draws = Draws.of(given.temperature, given.seed, step, 3).rows(torch.tensor([1, 2]))
+        base = given.base_logits[1:, step]
+        token, proved = prove(head, previous[1:, step], base, candidates(base, count, draws), lists, rounding, draws)
+        assert torch.equal(token[proved], exact.tokens[1:, step][proved])
+    found = certified_walk(head, given, count, lists, rounding, round=3)
+    assert torch.equal(found.tokens, exact.tokens)
+    assert bool(certified_walk(head, given, vocab, lists, rounding, round=3).proved.all())
+
+
 @pytest.mark.parametrize("rounding", EXACT)
 def test_a_tie_at_the_bound_proves_nothing(rounding: Rounding) -> None:
     """Row 3 is named and has 5, which is the bound and what row 0 has: the oracle's token is 0."""
@@ -89,6 +119,21 @@ def test_a_bound_on_fp32_sums_is_not_rounded_to_bf16() -> None:
     assert head.step_logits(previous, base, Rounding.NEVER).argmax() == 0
     token, proved = prove(head, previous, base, candidates(base, 1), bias_lists(head, 1), Rounding.NEVER)
     assert (token.tolist(), proved.tolist()) == ([1], [False])
+
+
+def test_rounding_before_the_noise_is_in_the_bound() -> None:
+    """Row 0 has 256 + 1.0078, which bf16 makes 258. Where row 1's score lies between the two, row 0 is drawn and row 1 proves nothing."""
+    head = MarkovHead(torch.ones(3, 1).bfloat16(), torch.tensor([[1.0078125], [0.0], [4.0]]).bfloat16())
+    lists, previous, between = bias_lists(head, 1), torch.zeros(1, dtype=torch.int64), 0
+    for seed in range(300):
+        draws = Draws.of(torch.ones(1), torch.tensor([seed]), 0, 0)
+        base = torch.tensor([[256.0, 256.0, -1000.0]])
+        scores = gumbel_scores(head.step_logits(previous, base, Rounding.TWICE), draws)[0]
+        if 1.0078125 < scores[1] - (scores[0] - 2) < 2:
+            between += 1
+            token, proved = prove(head, previous, base, candidates(base, 1, draws), lists, Rounding.TWICE, draws)
+            assert (int(scores.argmax()), token.tolist(), proved.tolist()) == (0, [1], [False])
+    assert between > 10
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
