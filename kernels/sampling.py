@@ -104,6 +104,8 @@ def draw(logits: Tensor, temperature: Tensor, seed: Tensor, step: int, round: in
     tokens = without_nan(logits).argmax(dim=1)
     draws = Draws.of(temperature, seed, step, round)
     hot = is_sampled(temperature).nonzero()[:, 0]
+    if not len(hot):  # noise for no row takes as many operations as noise for one
+        return tokens
     elements = _CHUNK_ELEMENTS * (_GPU_CHUNKS if logits.is_cuda else 1)
     for rows in hot.split(max(1, elements // logits.shape[1])):
         tokens[rows] = _RULES[rule](logits[rows], draws.rows(rows))

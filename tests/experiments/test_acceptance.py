@@ -27,7 +27,7 @@ from tests.experiments.drafter.conftest import config, small_pair, small_vocabul
 from tests.experiments.drafter.test_target import tokens
 
 ARMS = (("sglang_folded", "twice"), ("again", "twice"), ("resident", "int8"))
-LOADS = (Load(1, 4), Load(3, 9))
+LOADS = (Load(1, 3), Load(3, 6))
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,7 @@ def drawn(seed: int, vocab: int, rank: int, spread: int) -> tuple[MarkovHead, Wa
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     vocab=st.integers(2, 40),
@@ -61,7 +61,7 @@ def test_what_is_proved_is_the_walks(seed: int, vocab: int, rank: int, spread: i
     assert bool(certified_walk(head, given, vocab, lists, rounding).proved.all()), "with all rows named there is no other"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     vocab=st.integers(2, 40),

@@ -22,7 +22,7 @@ def _walk(pair: Pair, batch: int) -> PreparedWalk:
 
 
 def test_every_prompt_gives_its_round(pair: Pair) -> None:
-    prompts = [Prompt("s", "n", row) for row in tokens(9, 6, 5)]
+    prompts = [Prompt("s", "n", row) for row in tokens(5, 6, 5)]
     kept, places = record(pair, _walk(pair, 2), prompts, batch=2, seed=0)
     assert kept.accepted is not None
     for row, (prompt, place) in enumerate(zip(prompts, places, strict=True)):
@@ -33,5 +33,5 @@ def test_every_prompt_gives_its_round(pair: Pair) -> None:
         assert torch.equal(kept.tokens[row], round.draft.tokens[0])
         assert (kept.anchor[row], kept.accepted[row]) == (round.inputs.anchor[0], round.verdict.accepted[0])
     assert len({int(anchor) for anchor in kept.anchor}) > 1
-    assert 2 < len(set(places)) <= PLACES
+    assert 1 < len(set(places)) <= PLACES
     assert record(pair, _walk(pair, 2), prompts, batch=2, seed=1)[1] != places
