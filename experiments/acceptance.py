@@ -60,7 +60,7 @@ def run(plan: Plan) -> Outcome:
     """The tables `acceptance`, a row a prompt, and `acceptance_positions`, a row a source and place in the draft."""
     config, ask = plan.config, cast(Acceptance, plan.config.experiment)
     assert_variants(ask.variants)
-    _assert_formats(ask.variants)
+    _assert_arms(ask.variants, config.device)
     asked = _asked(config, ask)
     torch.manual_seed(ask.seed)  # for the arms that draw from torch's generator
     rows, places = list[Row](), list[Row]()
@@ -109,8 +109,10 @@ def _asked(config: Config, ask: Acceptance) -> _Asked:
     return _Asked(pair, heads, _prompts(documents, ask), facts)
 
 
-def _assert_formats(arms: Sequence[DecodingArm]) -> None:
+def _assert_arms(arms: Sequence[DecodingArm], device: DeviceSpec) -> None:
+    """Told before a pair is trained."""
     for place, arm in enumerate(arms):
+        assert_arch(create(arm.backend, arm.options), device)
         if arm.weights and arm.weights not in FORMATS:
             raise ConfigError(f"experiment.variants[{place}].weights: {arm.weights!r} is none of {', '.join(FORMATS)}, nor empty")
 
@@ -132,9 +134,7 @@ def _decode(asked: _Asked, ask: Acceptance, cell: Cell, device: DeviceSpec) -> I
 
 
 def _prepare(head: MarkovHead, variant: Variant, limits: Limits, device: DeviceSpec) -> PreparedWalk:
-    backend = create(variant.backend, variant.options)
-    assert_arch(backend, device)
-    return backend.prepare(head, limits, device)
+    return create(variant.backend, variant.options).prepare(head, limits, device)
 
 
 def _prompts(documents: Sequence[HeldOut], ask: Acceptance) -> list[Prompt]:

@@ -105,6 +105,9 @@ def test_what_cannot_be_asked_is_told_in_a_sentence(asked: Plan, pair: Pair, tmp
         acceptance.run(_with(asked, replace(_ask(asked), prompts=8)))
     with pytest.raises(ConfigError, match=r"variants\[0\].weights: 'int4' is none of int8, e4m3"):
         acceptance.run(_with(asked, replace(_ask(asked), variants=(DecodingArm("a", "reference", weights="int4"),))))
+    monkeypatch.setattr(acceptance, "trained", lambda *_: pytest.fail("a pair is trained for an arm that cannot run"))
+    with pytest.raises(Unsupported, match="backend=resident_sm90 runs on"):
+        acceptance.run(_with(asked, replace(_ask(asked), variants=(DecodingArm("a", "resident_sm90"),))))
     gated = small_pair(small_vocabulary())
     gated.drafter.markov_head.register_parameter("gate", torch.nn.Parameter(torch.zeros(1)))
     with pytest.raises(Unsupported, match="pair small: .*markov_head.gate"):
