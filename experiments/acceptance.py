@@ -94,7 +94,11 @@ def _asked(config: Config, ask: Acceptance) -> _Asked:
     if named is None:
         raise ConfigError("pair: experiment=acceptance needs one; take pair=tiny or pair=qwen_vocab")
     if isinstance(named, PairConfig):
-        _assert_drafts(named, ask)  # before it is trained
+        try:  # before it is trained
+            named.assert_walked()
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        _assert_drafts(named, ask)
         learnt = trained(named, device, checkpoint.folder_of(named), _LOGGED)
         pair, documents, facts = learnt.pair, learnt.held_out, learnt.pair.facts
     else:

@@ -85,8 +85,10 @@ def _pair(config: Config, ask: RecordRounds) -> PairConfig:
     pair = config.pair
     if not isinstance(pair, PairConfig):
         raise ConfigError("pair: experiment=record_rounds needs one; take pair=tiny or pair=qwen_vocab")
-    if pair.head != "markov":
-        raise ConfigError(f"pair: only a markov head can be walked here; {pair.name} has head {pair.head}, so take another pair")
+    try:
+        pair.assert_walked()
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     if ask.top > pair.vocab:
         raise ConfigError(f"experiment.top: {pair.name} has {pair.vocab} logits a step; got {ask.top}, so keep fewer")
     return pair

@@ -507,8 +507,7 @@ class Config:
             raise ValueError(
                 "inputs: trained ones are a pair's; add pair=tiny or pair=qwen_vocab, or give inputs.checkpoint and inputs.rounds"
             )
-        if pair.head != "markov":
-            raise ValueError(f"pair: only a markov head can be timed; {pair.name} has head {pair.head}, so take another pair")
+        pair.assert_walked()
         if isinstance(ask, TIMED) and not inputs.rounds and max(ask.steps) > pair.block:
             raise ValueError(
                 f"pair: {pair.name} drafts {pair.block} tokens at once; got experiment.steps {list(ask.steps)}, so ask for fewer"

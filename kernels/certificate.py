@@ -11,7 +11,7 @@ it may be the lower one. A row with a NaN among its base logits is not proved, s
 With noise (rule GUMBEL) the token is the row with the largest score s_i / T + g_i. Let n_i = b_i / T + g_i, t >= n_i outside C, and let no base logit be
 larger than B in size. Then s_i <= b_i + v + e with e what rounding b_i + v_i may add, so the score of a row outside is at most t + (v + e) / T; the slack of
 the fp32 operations on top. The noise stays apart from the bias because it belongs to the row, not to the previous token. Rounding to bf16 comes before
-the noise, hence e = 2^-8 (B + |v|), and 2^-8 |v| more where the bias is rounded too: at T = 1 and logits of 10 that is 0.04.
+the noise, hence e = 2^-8 (B + |v|), and 2^-8 |v| more where the bias is rounded too: at T = 1 with logits up to 10 and biases up to 5 that is 0.08.
 
 C is here the rows with the largest base logits of the step, t the next one's; and the rows with the largest biases after the previous token, v the
 next one's. Those are known before any walk: `bias_lists` makes them once for a head.
@@ -110,9 +110,11 @@ def prove(
 def _noisy_bound(noised: Tensor, bias: Tensor, base: Tensor, rounding: Rounding, draws: Draws) -> Tensor:
     """[batch] fp64: no score outside exceeds it. noised: the largest base / T + noise there; bias: the largest bias."""
     t, v, inverse = noised.double(), bias.double(), draws.inverse.double()
-    largest = base.double().abs().nan_to_num(posinf=0.0).amax(dim=1) + v.abs()
-    rounds = {Rounding.TWICE: 2, Rounding.ONCE: 1, Rounding.NEVER: 0}[rounding]
-    slack = rounds * 2.0**-8 * (1 + 2.0**-7) * largest + 2.0**-23 * largest  # generous: both roundings of everything
+    largest = base.double().abs().nan_to_num(posinf=0.0).amax(dim=1)
+    of_base, of_bias = {Rounding.TWICE: (1, 2), Rounding.ONCE: (1, 1), Rounding.NEVER: (0, 0)}[
+        rounding
+    ]  # roundings to bf16 that each meets
+    slack = 2.0**-8 * (1 + 2.0**-7) * (of_base * largest + of_bias * v.abs()) + 2.0**-23 * (largest + v.abs())
     bound = t + (v + slack) * inverse
     bound = bound + 2.0**-22 * (t.abs() + bound.abs())  # of the fused multiply-adds that made t and will make the score
     return torch.where(t.isneginf() | v.isneginf(), -torch.inf, bound)

@@ -73,7 +73,7 @@ class Decoder:
         """
         advance = self._advancing(batch or len(prompts), prompts.shape[1], count)
         requests = advance.requests
-        logits = requests.admit(self.pair, prompts, self._toss(count, requests.batch))
+        logits = requests.admit(self.pair, prompts, self._toss(count, requests.batch, self.steps + 1))
         requests.settle(self._first(logits))
         while bool(requests.live.any()):
             self.watch(advance())
@@ -120,9 +120,8 @@ class Decoder:
         return draw(torch.softmax(logits.double() / self.temperature, dim=1), self._toss(len(logits)).to(logits.device))
 
     def _toss(self, *shape: int) -> Tensor:
-        """Coins [*shape, steps + 1], or [*shape] for one draw each; drawn on the host, so that every device has the same."""
-        whole = (*shape, self.steps + 1) if len(shape) > 1 else shape
-        return torch.rand(whole, generator=self._coins, dtype=torch.float64)
+        """Coins, drawn on the host, so that every device has the same."""
+        return torch.rand(shape, generator=self._coins, dtype=torch.float64)
 
 
 class _Advance:

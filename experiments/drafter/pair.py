@@ -80,6 +80,13 @@ class PairConfig:
         if self.context < 2 * self.block:
             raise ValueError(f"context: must be at least two blocks of {self.block}; got {self.context}")
 
+    def assert_walked(self) -> None:
+        """Raises:
+        ValueError: its head is one that no backend walks.
+        """
+        if self.head != "markov":
+            raise ValueError(f"pair: backends walk markov heads only; {self.name} has head {self.head}, so take another pair")
+
     @property
     def key(self) -> str:
         """Twelve hex digits of everything that decides the weights but the text; see `experiments.drafter.checkpoint`."""

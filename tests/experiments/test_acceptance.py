@@ -106,6 +106,8 @@ def test_what_cannot_be_asked_is_told_in_a_sentence(asked: Plan, pair: Pair, tmp
     with pytest.raises(ConfigError, match=r"variants\[0\].weights: 'int4' is none of int8, e4m3"):
         acceptance.run(_with(asked, replace(_ask(asked), variants=(DecodingArm("a", "reference", weights="int4"),))))
     monkeypatch.setattr(acceptance, "trained", lambda *_: pytest.fail("a pair is trained for an arm that cannot run"))
+    with pytest.raises(ConfigError, match="walk markov heads only; small has head gated"):
+        acceptance.run(replace(asked, config=replace(asked.config, pair=config(head="gated"))))
     with pytest.raises(Unsupported, match="backend=resident_sm90 runs on"):
         acceptance.run(_with(asked, replace(_ask(asked), variants=(DecodingArm("a", "resident_sm90"),))))
     gated = small_pair(small_vocabulary())

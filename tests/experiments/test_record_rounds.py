@@ -81,7 +81,7 @@ def test_a_sample_says_which_steps_it_changes(asked: Plan, tmp_path: Path, monke
     ("pair", "ask", "words"),
     [
         (None, {}, "pair: experiment=record_rounds needs one; take pair=tiny"),
-        (config(head="rnn"), {}, "pair: only a markov head .* small has head rnn"),
+        (config(head="rnn"), {}, "pair: backends walk markov heads only; small has head rnn"),
         (config(), {"top": 301}, "experiment.top: small has 300 logits a step; got 301"),
         (config(), {"count": 10**6}, "experiment.count: the held-out text has .* prompts of 12 tokens; got 1000000"),
     ],

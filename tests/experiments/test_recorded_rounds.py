@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from experiments.convert import ConfigError
+from experiments.drafter.checkpoint import COMMITTED
 from experiments.logits_sample import filled, sampled
 from experiments.recorded_rounds import Rounds, read, recording, write
 
@@ -80,3 +81,15 @@ def test_rounds_of_another_vocabulary_are_refused(tmp_path: Path) -> None:
         found.part(0, 4)
         with pytest.raises(ConfigError, match=rf"^k: {path}: a kept token is 16777215, and there are 400; record it again"):
             found.part(4, 5)
+
+
+def test_the_committed_sample_of_the_large_pair_is_whole() -> None:
+    """56 rounds of pair=qwen_vocab. Of the first: 4,096 logits of a step are recorded ones, and the tail lies below them."""
+    with recording(str(COMMITTED / "qwen_vocab" / "rounds.safetensors"), "k", 151_936, 151_936) as found:
+        first = found.part(0, 1)
+        assert (found.count, found.steps, found.facts["pair"]) == (56, 16, "qwen_vocab")
+    best = first.base_logits.float().topk(4_097, dim=2).values
+    assert first.base_logits.isfinite().all()
+    assert (best[..., 4_095] > best[..., 4_096]).all()
+    drafted = first.base_logits.float().gather(2, first.tokens[:, :, None])
+    assert (drafted >= best[..., 4_095:4_096]).all(), "what was drafted is of those that were kept"

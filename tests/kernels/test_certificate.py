@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,13 @@ from kernels.sampling import Draws, gumbel_scores
 from kernels.walk import NoiseRule, Rounding, WalkInputs
 
 EXACT = (Rounding.TWICE, Rounding.ONCE, Rounding.NEVER)
+CASES: dict[str, st.SearchStrategy[Any]] = {
+    "seed": st.integers(0, 2**32),
+    "vocab": st.integers(2, 40),
+    "count": st.integers(1, 12),
+    "width": st.integers(1, 12),
+    "rounding": st.sampled_from(EXACT),
+}
 
 
 def inputs(base: Tensor, anchor: Tensor) -> WalkInputs:
@@ -39,15 +47,7 @@ def drawn(seed: int, vocab: int, rank: int, spread: int) -> tuple[MarkovHead, Wa
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    seed=st.integers(0, 2**32),
-    vocab=st.integers(2, 40),
-    rank=st.integers(1, 4),
-    spread=st.integers(1, 9),
-    count=st.integers(1, 12),
-    width=st.integers(1, 12),
-    rounding=st.sampled_from(EXACT),
-)
+@given(**CASES, rank=st.integers(1, 4), spread=st.integers(1, 9))
 def test_what_is_proved_is_the_walks(seed: int, vocab: int, rank: int, spread: int, count: int, width: int, rounding: Rounding) -> None:
     head, given = drawn(seed, vocab, rank, spread)
     lists = bias_lists(head, min(width, vocab))
@@ -62,15 +62,7 @@ def test_what_is_proved_is_the_walks(seed: int, vocab: int, rank: int, spread: i
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    seed=st.integers(0, 2**32),
-    vocab=st.integers(2, 40),
-    spread=st.integers(1, 40),
-    count=st.integers(1, 12),
-    width=st.integers(1, 12),
-    temperature=st.sampled_from((0.05, 0.3, 1.0, 3.0)),
-    rounding=st.sampled_from(EXACT),
-)
+@given(**CASES, spread=st.integers(1, 40), temperature=st.sampled_from((0.05, 0.3, 1.0, 3.0)))
 def test_what_is_proved_is_what_is_drawn(
     seed: int, vocab: int, spread: int, count: int, width: int, temperature: float, rounding: Rounding
 ) -> None:
@@ -121,18 +113,19 @@ def test_a_bound_on_fp32_sums_is_not_rounded_to_bf16() -> None:
     assert (token.tolist(), proved.tolist()) == ([1], [False])
 
 
-def test_rounding_before_the_noise_is_in_the_bound() -> None:
-    """Row 0 has 256 + 1.0078, which bf16 makes 258. Where row 1's score lies between the two, row 0 is drawn and row 1 proves nothing."""
-    head = MarkovHead(torch.ones(3, 1).bfloat16(), torch.tensor([[1.0078125], [0.0], [4.0]]).bfloat16())
-    lists, previous, between = bias_lists(head, 1), torch.zeros(1, dtype=torch.int64), 0
-    for seed in range(300):
+def test_both_roundings_before_the_noise_are_in_the_bound() -> None:
+    """Row 0 has the bias 257.0078, in bf16 258, and with its base of 5.03125 the logit 264, 1.96 above their sum. Row 1 has 262. Where the noise lifts row 1
+    above all but that, row 0 is drawn and row 1 proves nothing. Row 2 is the list."""
+    head = MarkovHead(torch.ones(3, 2).bfloat16(), torch.tensor([[256.0, 1.0078125], [256.0, 0.0], [256.0, 3.0]]).bfloat16())
+    base, lists, previous, between = torch.tensor([[5.03125, 6.0, -6.0]]), bias_lists(head, 1), torch.zeros(1, dtype=torch.int64), 0
+    assert head.step_logits(previous, base, Rounding.TWICE)[0, :2].tolist() == [264, 262]
+    for seed in range(600):
         draws = Draws.of(torch.ones(1), torch.tensor([seed]), 0, 0)
-        base = torch.tensor([[256.0, 256.0, -1000.0]])
         scores = gumbel_scores(head.step_logits(previous, base, Rounding.TWICE), draws)[0]
-        if 1.0078125 < scores[1] - (scores[0] - 2) < 2:
+        if scores.argmax() == 0 and scores[1] > scores[0] - 0.9:
             between += 1
             token, proved = prove(head, previous, base, candidates(base, 1, draws), lists, Rounding.TWICE, draws)
-            assert (int(scores.argmax()), token.tolist(), proved.tolist()) == (0, [1], [False])
+            assert (token.tolist(), proved.tolist()) == ([1], [False])
     assert between > 10
 
 
