@@ -36,7 +36,6 @@ from kernels.device import DeviceSpec, check_live
 from kernels.heads.markov import MarkovHead
 from kernels.walk import Limits, PreparedWalk
 
-_LOGGED = 25  # steps between two losses, where the pair is trained first
 _CORPUS_MB = 200.0  # of text, from which a released pair's prompts are taken
 
 
@@ -99,7 +98,7 @@ def _asked(config: Config, ask: Acceptance) -> _Asked:
         except ValueError as error:
             raise ConfigError(str(error)) from error
         _assert_drafts(named, ask)
-        learnt = trained(named, device, checkpoint.folder_of(named), _LOGGED)
+        learnt = trained(named, device, checkpoint.folder_of(named))
         pair, documents, facts = learnt.pair, learnt.held_out, learnt.pair.facts
     else:
         try:
@@ -130,7 +129,7 @@ def _decode(asked: _Asked, ask: Acceptance, cell: Cell, device: DeviceSpec) -> I
     """Pass, the arm's place in it, the arm, and what it made of every prompt. Each arm is prepared once."""
     arms = [(variant, _prepare(asked.heads[variant.weights], variant, cell.limits, device)) for variant in ask.variants]
     tokens, load = torch.stack([prompt.tokens for prompt in asked.prompts]), cell.load
-    for passed in range(ask.passes):
+    for passed in range(load.passes):
         for order, (variant, walk) in enumerate(arms if passed % 2 == 0 else reversed(arms)):
             decoder = Decoder(asked.pair, walk, cell.steps, cell.temperature, ask.seed + passed, Rule(ask.rule))
             groups = tokens.split(load.batch)

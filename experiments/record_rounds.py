@@ -29,8 +29,6 @@ from kernels.heads.markov import MarkovHead
 from kernels.reference import walk
 from kernels.walk import Limits, Rounding, WalkInputs
 
-_LOGGED = 25  # steps between two losses on the bar, where the pair is trained first
-
 
 def run(plan: Plan) -> Outcome:
     """The table `recorded_rounds`.
@@ -43,7 +41,7 @@ def run(plan: Plan) -> Outcome:
     pair, device, backend = _pair(config, ask), check_live(config.device), create(config.backend.name, config.backend.options)
     assert_arch(backend, config.device)
     folder = checkpoint.folder_of(pair)
-    learnt = trained(pair, device, folder, _LOGGED)
+    learnt = trained(pair, device, folder)
     head = markov_head(learnt.pair)
     try:
         prompts = prompts_from(learnt.held_out, ask.count, pair.context // 2)

@@ -373,13 +373,15 @@ class Quantization:
 
 @dataclass(frozen=True)
 class Load:
-    """batch: requests decoded together, as an engine has them under this concurrency; tokens: decoded after each prompt."""
+    """batch: requests decoded together, as an engine has them under this concurrency; tokens: decoded after each prompt; passes: every arm decodes all
+    prompts so often, in the opposite order of arms each time."""
 
     batch: int
     tokens: int
+    passes: int = 2
 
     def __post_init__(self) -> None:
-        for key in ("batch", "tokens"):
+        for key in ("batch", "tokens", "passes"):
             _positive(key, getattr(self, key))
 
 
@@ -395,7 +397,6 @@ class Acceptance:
     """How many tokens of a draft a pair's target takes, by the backend that walks the pair's serial head.
 
     loads:   what is decoded together; prompts, prompt_tokens: how many and how long, from held-out text
-    passes:  every arm decodes all prompts so often, in the opposite order of arms each time
     rule:    of the rejection sampler, "sglang" or "vllm"
     seed:    of all draws
     """
@@ -407,7 +408,6 @@ class Acceptance:
     temperatures: tuple[float, ...] = (0.0, 1.0)
     prompts: int = 605
     prompt_tokens: int = 64
-    passes: int = 2
     rule: str = "sglang"
     seed: int = 0
 
@@ -415,7 +415,7 @@ class Acceptance:
         _lengths(self.steps)
         _arms(self.variants)
         _different_temperatures(self.temperatures)
-        for key in ("prompts", "prompt_tokens", "passes"):
+        for key in ("prompts", "prompt_tokens"):
             _positive(key, getattr(self, key))
         batches = [load.batch for load in self.loads]
         if not batches or len(set(batches)) != len(batches):

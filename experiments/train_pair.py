@@ -52,7 +52,7 @@ class Learnt:
     rows: list[Row]
 
 
-def trained(config: PairConfig, device: str, folder: Path, logged: int) -> Learnt:
+def trained(config: PairConfig, device: str, folder: Path, logged: int = TrainPair.logged) -> Learnt:
     """The pair in `folder`, trained there first if there is none. logged: steps between two rows."""
     documents = machine_documents(config.corpus_mb)
     if (folder / "pair.json").exists():

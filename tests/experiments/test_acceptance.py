@@ -122,7 +122,7 @@ def test_an_arm_may_have_its_weights_through_eight_bits(asked: Plan, documents: 
     strong.target.lm_head.weight.mul_(0.1)
     monkeypatch.setattr(acceptance, "trained", lambda *_: Learnt(strong, tuple(documents), []))
     arms = (*(DecodingArm(label, "reference") for label in ("sglang_folded", "again")), DecodingArm("e5m2", "reference", weights="e5m2"))
-    ask = replace(_ask(asked), variants=arms, loads=(Load(9, 40),), passes=1, temperatures=(1.0,))
+    ask = replace(_ask(asked), variants=arms, loads=(Load(9, 40, passes=1),), temperatures=(1.0,))
     rows = acceptance_rows(load_run(execute(_with(asked, ask)).folder))
     texts = rows.groupby("variant")["text_sha256"].agg(list)
     assert texts["again"] == texts["sglang_folded"]
