@@ -70,7 +70,7 @@ class Comparison:
 
 
 def comparisons(runs: Sequence[Run], *, default: str = DEFAULT) -> dict[Cell, dict[str, Comparison]]:
-    """Every arm of every cell, batches pooled too, from the newest run that has the cell: pass `all_runs`, the newest first.
+    """Every arm of every cell, batches pooled too, from the newest run that has the arm and the default there: pass `all_runs`, the newest first.
 
     Raises:
         InvalidRun: a record that contradicts itself.
@@ -78,10 +78,10 @@ def comparisons(runs: Sequence[Run], *, default: str = DEFAULT) -> dict[Cell, di
     found: dict[Cell, dict[str, Comparison]] = {}
     for run in runs:
         for cell, rows in _cells(acceptance_rows(run)).items():
-            if cell not in found:
-                arms = [str(arm) for arm in rows["variant"].unique() if arm != default]
-                compared = {arm: compare(run, rows, arm, default) for arm in arms}
-                found[cell] = {arm: each for arm, each in compared.items() if each}
+            known = found.setdefault(cell, {})
+            arms = [str(arm) for arm in rows["variant"].unique() if arm != default and arm not in known]
+            compared = {arm: compare(run, rows, arm, default) for arm in arms}
+            known |= {arm: each for arm, each in compared.items() if each}
     return dict(sorted(found.items()))
 
 
@@ -102,15 +102,14 @@ def compare(run: Run, rows: pd.DataFrame, variant: str, default: str = DEFAULT) 
     return Comparison(run, (of_default, length), change, verdict, needed, _identity(arms), sources, batches)
 
 
-def fewest_identical(run: Run, rows: pd.DataFrame, variant: str, default: str = DEFAULT) -> Identity | None:
-    """The cell of `rows` with the smallest share of identical texts, batch by batch. None where an arm is missing in some cell.
-
-    Raises:
-        InvalidRun: one arm lacks a prompt or a pass of the other.
-    """
-    found = [_paired(run, of_cell, variant, default) for cell, of_cell in _cells(rows).items() if cell.batch != POOLED]
-    whole = [_identity(arms) for arms in found if arms]
-    return min(whole, key=lambda each: each.same / each.prompts) if whole and len(whole) == len(found) else None
+def fewest_identical(runs: Sequence[Run], variant: str, default: str = DEFAULT, pair: str = "") -> Comparison | None:
+    """Of all greedy cells, each from its newest run, the one with the smallest share of identical texts; None without any. pair: of the others none."""
+    greedy = [
+        arms[variant]
+        for cell, arms in comparisons(runs, default=default).items()
+        if cell.temperature == 0 and cell.batch != POOLED and variant in arms and pair in ("", cell.pair)
+    ]
+    return min(greedy, key=lambda each: each.identity.same / each.identity.prompts, default=None)
 
 
 def positions(run: Run, cell: Cell) -> dict[str, NDArray[np.float64]]:

@@ -123,6 +123,8 @@ def _answer(claim: Claim, by_id: Mapping[str, Claim], book: Book, records: Recor
     if run is None:
         asked = " or ".join(f"{name} on device={_device(name, book) or 'any'}" for name in claim.query.experiments)
         return Answer(claim, Verdict.NOT_MEASURED, reason=f"no run of experiment={asked} has this cell")
+    if claim.query.measure == "greedy_identity":
+        return _identity(claim, claim.query, [run for name in claim.query.experiments for run in records.get(name, ())])
     if claim.query.measure in ACCEPTANCE:
         return _of_acceptance(claim, claim.query, run)
     ours = measure(claim.query, run)
@@ -140,11 +142,9 @@ def _device(experiment: str, book: Book) -> str | None:
 
 
 def _of_acceptance(claim: Claim, query: Query, run: Run) -> Answer:
-    """Whether acceptance is tied with the default's, or all greedy texts are its."""
+    """Whether acceptance is tied with the default's."""
     table = acceptance_rows(run)
     rows = table[_where(table, query.cells[0])]
-    if query.measure == "greedy_identity":
-        return _identity(claim, query, run, rows)
     pairs = sorted(rows["pair"].unique())
     if len(pairs) > 1:
         return Answer(claim, Verdict.NOT_MEASURED, reason=f"run {run.run_id} has the pairs {', '.join(pairs)}; name one in the query")
@@ -159,10 +159,12 @@ def _of_acceptance(claim: Claim, query: Query, run: Run) -> Answer:
     )
 
 
-def _identity(claim: Claim, query: Query, run: Run, rows: pd.DataFrame) -> Answer:
-    found = fewest_identical(run, rows, query.variant, query.against[0])
-    if found is None:
-        return Answer(claim, Verdict.NOT_MEASURED, reason=f"run {run.run_id} has no such rows")
+def _identity(claim: Claim, query: Query, runs: Sequence[Run]) -> Answer:
+    """Whether all greedy texts are the default's, whatever the length and the batch."""
+    worst = fewest_identical(runs, query.variant, query.against[0], query.pair)
+    if worst is None:
+        return Answer(claim, Verdict.NOT_MEASURED, reason="no run has greedy texts of both arms")
+    found, run = worst.identity, worst.run
     if found.prompts != claim.value:
         return Answer(
             claim, Verdict.NOT_MEASURED, reason=f"run {run.run_id} has {found.same} of {found.prompts} prompts, not of {claim.value:g}"

@@ -97,8 +97,9 @@ class Query:
         if self.measure in ACCEPTANCE:
             named: dict[str, object] = {"pair": self.pair, "steps": self.steps, "batch": self.batch}
             asked = {column: value for column, value in named.items() if value}
-            return [asked | {"temperature": self.temperature}]
-        own: dict[str, object] = {"head": self.head, "batch": self.batch, "temperature": self.temperature}
+            own: dict[str, object] = asked | {"temperature": self.temperature}
+            return [own, *(own | {"variant": arm} for arm in (self.variant, *self.against))]
+        own = {"head": self.head, "batch": self.batch, "temperature": self.temperature}
         if self.steps:
             own["steps"] = self.steps
         return [own, own | {"temperature": 0.0}] if self.measure == "sampling" else [own]

@@ -12,7 +12,6 @@ from analysis.acceptance import (
     POOLED,
     Cell,
     Comparison,
-    acceptance_rows,
     acceptance_table,
     comparisons,
     fewest_identical,
@@ -80,18 +79,25 @@ def test_a_text_must_be_the_same_in_both_arms_and_in_every_pass(run: Run, found:
     assert found[Cell("tiny", 7, 0.0, 1)].identity.same == PROMPTS
     assert found[Cell("tiny", 16, 0.0, 64)].identity.same == PROMPTS - OTHER_TEXTS
     assert found[Cell("tiny", 7, 1.0, 1)].identity.same == 0
-    rows = acceptance_rows(run)
-    greedy = rows[rows["temperature"] == 0].copy()
-    fewest = fewest_identical(run, greedy, "resident")
+    fewest = fewest_identical([run], "resident")
     assert fewest is not None
-    assert (fewest.same, fewest.prompts) == (PROMPTS - OTHER_TEXTS, PROMPTS)
-    # both arms change a text in the second pass: they agree with each other, but not with themselves
-    again = (greedy["pass"] == 1) & (greedy["prompt"] < 5) & (greedy["batch"] == 16) & (greedy["steps"] == 7)
-    greedy.loc[again, "text_sha256"] = "another"
-    assert getattr(fewest_identical(run, greedy, "resident"), "same", None) == PROMPTS - 5
-    lost = greedy[~((greedy["variant"] == "resident") & (greedy["steps"] == 7))]
-    assert fewest_identical(run, lost, "resident") is None
-    assert fewest_identical(run, greedy.iloc[:0], "resident") is None
+    assert (fewest.identity.same, fewest.identity.prompts) == (PROMPTS - OTHER_TEXTS, PROMPTS)
+    assert fewest_identical([run], "another") is None
+    assert fewest_identical([run], "resident", pair="another") is None
+    assert fewest_identical([], "resident") is None
+
+
+def test_arms_that_agree_with_each_other_must_agree_with_themselves(tmp_path: Path) -> None:
+    """Both change a text in the second pass."""
+
+    def change(tables: dict[str, pd.DataFrame]) -> None:
+        rows = tables["acceptance"]
+        again = (rows["pass"] == 1) & (rows["prompt"] < 5) & (rows["steps"] == 7) & (rows["temperature"] == 0)
+        rows.loc[again, "text_sha256"] = "another"
+
+    fewest = fewest_identical([_edited(tmp_path, change)], "resident")
+    assert fewest is not None
+    assert fewest.identity.same == PROMPTS - 5
 
 
 def test_positions_are_accepted_over_offered(run: Run) -> None:
@@ -194,6 +200,22 @@ def test_a_cell_is_taken_from_the_newest_run_that_has_it(tmp_path: Path) -> None
     found = comparisons(all_runs(tmp_path, EXPERIMENT, "h200"))
     runs = {cell: arms["resident"].run.run_id == LATER for cell, arms in found.items()}
     assert [cell for cell, new in runs.items() if new] == [Cell("tiny", 7, 0.0, POOLED), Cell("tiny", 7, 0.0, 1)]
+
+
+def test_a_later_run_of_other_arms_hides_none(tmp_path: Path) -> None:
+    make_runs.acceptance(tmp_path)
+    tables = make_runs.acceptance_tables()
+    for table in tables.values():
+        table["variant"] = table["variant"].replace("resident", "e4m3")
+    make_runs.acceptance(tmp_path, tables, run_id=LATER)
+    found = comparisons(all_runs(tmp_path, EXPERIMENT, "h200"))
+    assert {(arm, each.run.run_id == LATER) for arms in found.values() for arm, each in arms.items()} == {
+        ("resident", False),
+        ("e4m3", True),
+    }
+    answers = _answers(tmp_path)
+    assert answers["accept.g16.t1"].run_id != LATER
+    assert answers["accept.g16.t1"].ours is not None
 
 
 def test_a_cell_without_the_default_has_no_comparison(tmp_path: Path) -> None:
