@@ -147,6 +147,9 @@ __device__ inline uint64_t load_acquire(const uint64_t* global) {
 __device__ inline void store_relaxed(uint64_t* global, uint64_t value) {
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(global), "l"(value) : "memory");
 }
+__device__ inline void store_release(uint64_t* global, uint64_t value) {
+  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(global), "l"(value) : "memory");
+}
 // 9.7.13.8: a reduction without an answer.
 __device__ inline void red_max_relaxed(uint64_t* global, uint64_t value) {
   asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;" ::"l"(global), "l"(value) : "memory");

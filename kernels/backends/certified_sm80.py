@@ -1,0 +1,281 @@
+"""The certified walk: a few hundred rows of W2 prove a step's token, for all steps at once, and the serial chain is a look-up a step.
+
+Theorem and proof: `kernels.certificate`; the kernel: kernels/cuda/walk_certified.cuh. Tokens are those of rule TWICE in bf16, as an engine's own
+walk gives them, whatever the head or the inputs: a step that is not proved is searched. How long that takes depends on the data.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from kernels.admission import admit_head, admit_limits, admit_walk
+from kernels.bias_lists import KernelLists, kernel_lists
+from kernels.build import Kernel, build
+from kernels.device import DeviceSpec
+from kernels.driver import Function, LaunchShape
+from kernels.heads.markov import MarkovHead
+from kernels.params import Params
+from kernels.persistent import cpp, entry_source, load
+from kernels.registry import register
+from kernels.walk import Draft, Head, Limits, NanRule, NoiseRule, Resources, Rounding, Unsupported, WalkInputs
+
+_HEADER, _ENTRY, _THREADS = "walk_certified.cuh", "walk_certified", 512
+_RANK, _MAX_STEPS, _MAX_BATCH, _MAX_VOCAB = 256, 32, 64, 1 << 18
+_LINE_ROWS, _LATENT_BYTES = 64, 576
+_MAIL_BYTES, _ARRIVED_WORDS = 1088, 8
+_MOST_VECTORS = 8
+_OFFERED = 1024  # rows that the slices of a step offer together, about
+
+
+class CertifiedParams(ctypes.Structure):
+    """See certified/params.cuh."""
+
+    _fields_ = (
+        ("walk", Params),
+        ("list_rows", ctypes.c_void_p),
+        ("list_biases", ctypes.c_void_p),
+        ("list_bound", ctypes.c_void_p),
+        ("offered", ctypes.c_void_p),
+        ("passed_over", ctypes.c_void_p),
+        ("largest", ctypes.c_void_p),
+        ("table", ctypes.c_void_p),
+        ("extra", ctypes.c_void_p),
+        ("tally", ctypes.c_void_p),
+        ("parts", ctypes.c_int32),
+        ("team", ctypes.c_int32),
+        ("requests", ctypes.c_int32),
+        ("padding", ctypes.c_int32),
+    )
+
+
+assert ctypes.sizeof(CertifiedParams) == 248, "certified/params.cuh mirrors this struct"
+
+
+@dataclass(frozen=True)
+class CertifiedOptions:
+    """candidates: of a step, by base logits, 128 or 256; None takes 256 for up to 32 (request, step) pairs, else 128
+    listed:     rows of every token's list, by bias
+    vectors:    16-byte loads of a lane, so 256 times that many rows are a slice; None makes a slice a warp, if that can be
+    local:      best rows that a slice offers; None makes about 1,024 of a step
+    """
+
+    candidates: int | None = None
+    listed: int = 64
+    vectors: int | None = None
+    local: int | None = None
+    clocks: bool = False
+    spin_limit: int = 0
+    allow_spills: bool = True
+
+    def __post_init__(self) -> None:
+        if self.candidates not in (None, 128, 256):
+            raise ValueError(f"certified_sm80 has 128 or 256 candidates; got {self.candidates}.")
+        if self.listed not in (32, 64, 128):
+            raise ValueError(f"certified_sm80 lists 32, 64 or 128 rows; got {self.listed}.")
+        for name, highest in (("vectors", _MOST_VECTORS), ("local", 32)):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= highest:
+                raise ValueError(f"certified_sm80 has {name} from 1 to {highest}; got {value}.")
+
+
+@dataclass(frozen=True)
+class CertifiedLayout:
+    """See CertifiedShape of certified/params.cuh. parts: CTAs that share a step's table; team: CTAs of a request."""
+
+    sampling: bool
+    ctas: int
+    slices: int
+    vectors: int
+    local: int
+    candidates: int
+    block: int
+    listed: int
+    parts: int
+    team: int
+
+    @property
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory of a CTA: struct Smem of walk_certified.cuh, which checks it."""
+        each = -(-self.slices * self.local // _THREADS)
+        sets = 2 * (8 * self.candidates + 16)
+        scratch = 2 * 4 * (_THREADS + 16 + 16 * each + 1)
+        weigh = self.block * _LATENT_BYTES + 8 * (self.candidates // 16 + 1) * self.block + 8 * self.candidates + 4 * self.block
+        return -(-(sets + scratch + weigh + 4 * _MAX_STEPS * self.candidates + 640) // 128) * 128
+
+
+@register
+class CertifiedSm80:
+    """Greedy and sampling (rule GUMBEL), up to 64 requests, rank 256, any CUDA GPU from Ampere on. See the module's text."""
+
+    name: ClassVar[str] = "certified_sm80"
+    archs: ClassVar[tuple[str, ...]] = ("sm_80", "sm_90a")
+    nan_rule: ClassVar[NanRule] = NanRule.LOSES
+    rounding: ClassVar[Rounding] = Rounding.TWICE
+    Options: ClassVar[type[CertifiedOptions]] = CertifiedOptions
+
+    def __init__(self, options: CertifiedOptions) -> None:
+        self.options = options
+
+    def place(self, vocab: int, limits: Limits, device: DeviceSpec) -> CertifiedLayout:
+        """A slice a warp where all slices find a warp; else slices as long as registers allow."""
+        options, pairs, lines = self.options, limits.max_batch * limits.max_steps, -(-vocab // _LINE_ROWS)
+        vectors = options.vectors
+        if vectors is None:
+            fitting = (v for v in range(1, _MOST_VECTORS) if pairs * -(-lines // (4 * v)) <= 16 * device.sms)
+            vectors = next(fitting, _MOST_VECTORS)
+        slices = -(-lines // (4 * vectors))
+        candidates = options.candidates or (256 if pairs <= 32 else 128)
+        block = 16 if candidates == 256 and pairs <= device.sms // 16 else 32
+        parts = max(1, min(device.sms // pairs, candidates // block))
+        while candidates % parts or candidates // parts % block:
+            parts -= 1
+        return CertifiedLayout(
+            sampling=limits.sampling,
+            ctas=device.sms,
+            slices=slices,
+            vectors=vectors,
+            local=options.local or min(32, max(1, -(-_OFFERED // slices))),
+            candidates=candidates,
+            block=block,
+            listed=options.listed,
+            parts=parts,
+            team=device.sms // limits.max_batch,
+        )
+
+    def compile(self, layout: CertifiedLayout, device: DeviceSpec) -> Kernel:
+        """Needs no GPU."""
+        fields = cpp(
+            sampling=layout.sampling,
+            slices=layout.slices,
+            vectors=layout.vectors,
+            local=layout.local,
+            candidates=layout.candidates,
+            block=layout.block,
+            list=layout.listed,
+            smem_bytes=layout.smem_bytes,
+            clocks=self.options.clocks,
+        )
+        shape = f"wts::CertifiedShape{{{fields}}}"
+        source = entry_source(_HEADER, _ENTRY, _THREADS, shape, spin_limit=self.options.spin_limit, params="CertifiedParams")
+        return build(source, _ENTRY, device.arch, allow_spills=self.options.allow_spills)
+
+    def prepare(self, head: Head, limits: Limits, device: DeviceSpec) -> CertifiedWalk:
+        markov = _admit(head, limits, device)
+        layout = self.place(markov.vocab, limits, device)
+        kernel = self.compile(layout, device)
+        function = load(kernel, LaunchShape(layout.ctas, _THREADS, layout.smem_bytes, cooperative=True))
+        lists = kernel_lists(markov, layout.listed)
+        resources = Resources(
+            registers=kernel.registers,
+            spill_bytes=kernel.spill_bytes,
+            smem_bytes=layout.smem_bytes + kernel.static_smem_bytes,
+            ctas=layout.ctas,
+            cubin_sha256=kernel.cubin_sha256,
+            source_sha256=kernel.source_sha256,
+        )
+        return CertifiedWalk(markov, limits, layout, lists, function, resources)
+
+
+@dataclass(frozen=True)
+class CertifiedWalk:
+    """One launch a walk. Owns what CTAs leave for one another, so launches must follow one another on a stream.
+
+    tally: [max_batch, 2] int64, of all launches: steps that the table did not settle, and those of them that had to be searched
+    """
+
+    head: MarkovHead
+    limits: Limits
+    layout: CertifiedLayout
+    lists: KernelLists
+    function: Function
+    resources: Resources
+    noise: NoiseRule = NoiseRule.GUMBEL
+    tally: Tensor = field(init=False)
+    clocks: Tensor = field(init=False)
+    _scratch: dict[str, Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        layout, pairs, device = self.layout, self.limits.max_batch * self.limits.max_steps, self.head.device
+        made = {
+            "mail": torch.zeros(_ARRIVED_WORDS + 2 * self.limits.max_batch * _MAIL_BYTES // 8, dtype=torch.int64, device=device),
+            "round": torch.zeros(1, dtype=torch.int32, device=device),
+            "offered": torch.zeros(pairs * layout.slices * layout.local, dtype=torch.int64, device=device),
+            "passed_over": torch.zeros(pairs * layout.slices, dtype=torch.int32, device=device),
+            "largest": torch.zeros(pairs * layout.slices, device=device),
+            "table": torch.zeros(pairs * layout.candidates, dtype=torch.int32, device=device),
+            "extra": torch.zeros(pairs * layout.block, dtype=torch.int64, device=device),
+        }
+        object.__setattr__(self, "_scratch", made)
+        object.__setattr__(self, "tally", torch.zeros(self.limits.max_batch, 2, dtype=torch.int64, device=device))
+        object.__setattr__(self, "clocks", torch.zeros(64, dtype=torch.int64, device=device))
+
+    def launch(self, inputs: WalkInputs, out: Draft) -> None:
+        """Enqueue the walk of the requests in `inputs`."""
+        admit_walk(CertifiedSm80.name, inputs, out, self.limits, self.head)
+        scratch, lists = self._scratch, self.lists
+        walk = Params(
+            weights=self.head.w2.data_ptr(),
+            latents=self.head.w1.data_ptr(),
+            base=inputs.base_logits.data_ptr(),
+            anchor=inputs.anchor.data_ptr(),
+            temperature=inputs.temperature.data_ptr(),
+            seed=inputs.seed.data_ptr(),
+            tokens=out.tokens.data_ptr(),
+            mail=scratch["mail"].data_ptr(),
+            round=scratch["round"].data_ptr(),
+            clocks=self.clocks.data_ptr(),
+            base_request_stride=inputs.base_logits.stride(0),
+            base_step_stride=inputs.base_logits.stride(1),
+            tokens_request_stride=out.tokens.stride(0),
+            vocab=self.head.vocab,
+            latent_vocab=self.head.vocab,
+            steps=inputs.steps,
+            batch=inputs.batch,
+        )
+        self.function.launch(
+            CertifiedParams(
+                walk=walk,
+                list_rows=lists.rows.data_ptr(),
+                list_biases=lists.biases.data_ptr(),
+                list_bound=lists.bound.data_ptr(),
+                offered=scratch["offered"].data_ptr(),
+                passed_over=scratch["passed_over"].data_ptr(),
+                largest=scratch["largest"].data_ptr(),
+                table=scratch["table"].data_ptr(),
+                extra=scratch["extra"].data_ptr(),
+                tally=self.tally.data_ptr(),
+                parts=self.layout.parts,
+                team=self.layout.team,
+                requests=self.limits.max_batch,
+            )
+        )
+
+    def round(self) -> int:
+        """The round of the next launch, see `kernels.walk.SampledWalk`."""
+        return int(self._scratch["round"].item()) & 0xFFFFFFFF
+
+
+def _admit(head: Head, limits: Limits, device: DeviceSpec) -> MarkovHead:
+    name = CertifiedSm80.name
+    markov = admit_head(name, head, MarkovHead)
+    admit_limits(name, limits, sampling=True)
+    if limits.max_batch > _MAX_BATCH or limits.max_steps > _MAX_STEPS:
+        raise Unsupported(
+            f"{name} walks up to {_MAX_BATCH} requests and {_MAX_STEPS} steps a launch; got {limits.max_batch} and {limits.max_steps}; "
+            "backend=sglang_folded serves any."
+        )
+    if markov.rank != _RANK or markov.vocab > _MAX_VOCAB:
+        raise Unsupported(
+            f"{name} serves rank {_RANK} and vocabularies up to {_MAX_VOCAB:,}; got rank {markov.rank} and {markov.vocab:,} tokens; "
+            "backend=sglang_folded serves every head."
+        )
+    if not device.is_cuda:
+        raise Unsupported(f"{name} needs a CUDA GPU; device={device.name} is {device.arch}; choose device=h200, or backend=reference.")
+    if not (markov.w1.isfinite().all() and markov.w2.isfinite().all()):
+        raise Unsupported(f"{name} proves nothing of a head with NaN or infinite weights; backend=reference serves it.")
+    return markov

@@ -1,0 +1,95 @@
+// What the certified walk is given, and where its CTAs leave words for one another.
+#pragma once
+#include "common/params.cuh"
+#include "common/spin.cuh"
+
+namespace wts {
+
+constexpr int kCertifiedSteps = 32;  // of a launch; kernels/backends/certified_sm80.py refuses more
+constexpr int kRank256 = 256;
+constexpr int kCertifiedWarps = 16, kCertifiedThreads = 32 * kCertifiedWarps;
+
+// How a walk is laid out. A slice is what one warp looks through: 256 * vectors rows of a step's base logits, in lines of 64.
+struct CertifiedShape {
+  bool sampling;   // rows with temperature > 0 are drawn, rule GUMBEL; else all are greedy
+  int slices;      // of a step
+  int vectors;     // 16-byte loads of a lane
+  int local;       // best rows that a slice offers
+  int candidates;  // of a step, at most: 128 or 256
+  int block;       // previous tokens that are weighed together: 16 or 32
+  int list;        // rows that each token's list names: 64
+  int smem_bytes;  // dynamic
+  bool clocks;     // stamp the phases
+};
+
+struct CertifiedParams {
+  Params walk;                  // weights, latents: W2 and W1 as they are; mail: two banks of words, see Mail
+  const int32_t* list_rows;     // [vocab, list] rows with the largest biases after a token
+  const uint16_t* list_biases;  // [vocab, list] those biases in bf16
+  const float* list_bound;      // [vocab] which no other row's bias exceeds, in any order of fp32 sums
+  uint64_t* offered;            // [pairs, slices, local] order of a row's base logit (or noised one) << 32 | row
+  uint32_t* passed_over;        // [pairs, slices] order of the best that a slice does not offer
+  float* largest;               // [pairs, slices] largest |base logit| that is finite; sampling only
+  uint32_t* table;              // [pairs, candidates] what follows a candidate of the step before: an entry
+  uint64_t* extra;              // [pairs, block] what follows the step before's winners that are no candidates: token << 32 | entry
+  int64_t* tally;               // [requests, 2] steps that were weighed again, steps that were searched; of all launches
+  int32_t parts;                // CTAs that share the table of a step
+  int32_t team;                 // CTAs of a request
+  int32_t requests;             // that a bank of mail has room for
+  int32_t padding;
+};
+static_assert(sizeof(CertifiedParams) == 160 + 88, "kernels/backends/certified_sm80.py mirrors this struct");
+
+// Words of a request, in one of two banks. A launch uses the bank of its parity and clears the other one, which nobody uses until the next
+// launch: no launch needs a memset, and no word is cleared while somebody may still read it.
+struct Mail {
+  uint64_t offered[kCertifiedSteps];  // slices of a step that have been looked through
+  uint64_t tables[kCertifiedSteps];   // parts of a step's table that are there
+  uint64_t extras[kCertifiedSteps];   // 1 when a step's extra entries are there
+  uint64_t order, best;               // an order to the team: see search.cuh
+  uint64_t searched;                  // CTAs of the team that have carried out orders
+  uint64_t found[kCertifiedSteps];    // by order: the best key
+  uint64_t padding[5];
+};
+static_assert(sizeof(Mail) == 1088, "kernels/backends/certified_sm80.py sizes the banks");
+
+constexpr int kArrivedWords = 8;
+
+__device__ inline Mail* mail_bank(const CertifiedParams& p, uint32_t round) {
+  return reinterpret_cast<Mail*>(p.walk.mail + kArrivedWords) + (round & 1) * static_cast<uint64_t>(p.requests);
+}
+
+// CTAs that have begun this launch, so know its round: the word stands before the banks, one for each.
+__device__ inline uint64_t* arrived(const CertifiedParams& p, uint32_t round) { return p.walk.mail + (round & 1); }
+
+__device__ inline uint64_t await_at_least(const uint64_t* word, uint64_t count) {
+  uint64_t seen;
+  [[maybe_unused]] int polls = 0;
+  do {
+    seen = load_acquire(word);
+    WTS_COUNT_POLL(polls, static_cast<int>(count))
+  } while (seen < count);
+  return seen;
+}
+
+// A key: larger score first, then the lower row. `place` is the row's among the step's candidates plus one, 0 for none: of two scores of
+// the same row that are equal, the candidate's counts.
+constexpr int kPlaceBits = 10, kRowBits = 18;
+constexpr uint32_t kMostRows = 1u << kRowBits;  // 262,144
+__host__ __device__ constexpr uint64_t certified_key(uint32_t order, uint32_t row, uint32_t place) {
+  return static_cast<uint64_t>(order) << 32 | static_cast<uint64_t>(kMostRows - 1 - row) << kPlaceBits | place;
+}
+__host__ __device__ constexpr uint32_t certified_row(uint64_t key) {
+  return kMostRows - 1 - (static_cast<uint32_t>(key) >> kPlaceBits & (kMostRows - 1));
+}
+__host__ __device__ constexpr uint32_t certified_place(uint64_t key) { return static_cast<uint32_t>(key) & ((1u << kPlaceBits) - 1); }
+__host__ __device__ constexpr uint32_t certified_order(uint64_t key) { return static_cast<uint32_t>(key >> 32); }
+
+// An entry of a table: the key's lower 28 bits, and above them whether the step is proved. Candidates that are not there have kNobody.
+constexpr uint32_t kProved = 1u << 31, kNobody = 1;
+__device__ inline uint32_t table_entry(uint64_t key, bool proved) {
+  return (static_cast<uint32_t>(key) & ((1u << (kRowBits + kPlaceBits)) - 1)) | (proved ? kProved : 0);
+}
+constexpr uint64_t kNoExtra = ~0ull;
+
+}  // namespace wts

@@ -1,0 +1,73 @@
+// How rows of a step are judged: rule TWICE, greedy or with one Gumbel a row, and what no row outside can reach (kernels/certificate.py).
+#pragma once
+#include "certified/params.cuh"
+#include "common/noise.cuh"
+#include "common/score.cuh"
+
+namespace wts {
+
+// Orders (score_order) of the rows of one step of one request.
+template <bool kSampling>
+struct RowRule {
+  float inverse;  // 1 / T
+  bool greedy;
+  PhiloxKey key;
+  uint32_t step, slot, round;
+
+  __device__ static RowRule of(const Params& p, int request, int step, uint32_t round) {
+    if constexpr (!kSampling) return {1.0f, true, {0, 0}, 0, 0, 0};
+    const RowTemperature temperature = RowTemperature::of(p.temperature[request]);
+    return {temperature.inverse,
+            temperature.greedy,
+            philox_key(p.seed[request]),
+            static_cast<uint32_t>(step),
+            static_cast<uint32_t>(request),
+            round};
+  }
+
+  __device__ Words words(uint32_t row) const { return philox(noise_counter(row / kRowsPerWords, step, slot, round, kDraftRows), key); }
+
+  // 0 for a greedy row.
+  __device__ float noise(uint32_t row) const {
+    if (!kSampling || greedy) return 0.0f;
+    const Words w = words(row);
+    const uint32_t low = row & 1 ? w.w[1] : w.w[0], high = row & 1 ? w.w[3] : w.w[2];
+    return gumbel(row & 2 ? high : low);
+  }
+
+  // A logit, or a base logit, that holds a bf16. NaN counts as -inf.
+  __device__ uint32_t order(float logit, float noise) const {
+    if constexpr (!kSampling) return score_order(fmaxf(logit, kMinusInfinity));
+    return score_order(greedy ? fmaxf(logit, kMinusInfinity) : row_score(logit, inverse, noise));
+  }
+
+  // Two rows at once share their conversions: their bias is rounded, then the sum.
+  __device__ static void corrected(float& low, float& high, float base_low, float base_high) {
+    score_twice(low, high, base_low, base_high);
+    round_bf16(low, high);
+  }
+  __device__ static float corrected(float bias, float base) {
+    float low = bias, high = 0.0f;
+    corrected(low, high, base, 0.0f);
+    return low;
+  }
+
+  // What no row exceeds whose base logit (noised) is at most `outside` and whose bias is at most `bias`, in a step whose finite base logits
+  // are at most `largest` in size.
+  __device__ uint32_t bound(float outside, float bias, float largest) const {
+    if (!kSampling || greedy) return score_order(corrected(bias, outside));
+    if (outside == kMinusInfinity || bias == kMinusInfinity) return score_order(kMinusInfinity);
+    // All roundings upward. 2^-8 (1 + 2^-7) of base and of twice the bias: rounding to bf16 before the noise; the rest: fp32 operations.
+    constexpr float kOfBf16 = 0x1.02p-8f;
+    const float size = fabsf(bias);
+    const float halves = __fmul_ru(kOfBf16, __fadd_ru(largest, __fadd_ru(size, size)));
+    const float slack = __fadd_ru(halves, __fmul_ru(0x1p-23f, __fadd_ru(largest, size)));
+    const float reach = __fmaf_ru(__fadd_ru(bias, slack), inverse, outside);
+    return score_order(__fadd_ru(reach, __fmul_ru(0x1p-22f, __fadd_ru(fabsf(outside), fabsf(reach)))));
+  }
+};
+
+// The number that an order stands for.
+__device__ inline float unordered(uint32_t order) { return __uint_as_float(order & 0x80000000u ? order ^ 0x80000000u : ~order); }
+
+}  // namespace wts

@@ -1,0 +1,358 @@
+// The walk that breaks the serial chain: a few hundred rows of a step prove its token, and base logits of all steps are known before the
+// walk begins. So nearly everything is done for all steps side by side; what is left of the chain is a look-up a step. Theorem and proof
+// stand in kernels/certificate.py. bf16 weights, rule TWICE, rank 256, greedy or rule GUMBEL, up to 64 requests; nothing is resident.
+//
+// One cooperative launch. Phases of a CTA, each waiting only for what it reads:
+//   1. offer   slices of base logits, each warp its share; the best rows of each are offered
+//   2. weigh   parts of tables: for candidates of step k - 1 as previous tokens, what follows each in step k, and whether that is proved.
+//              Some of what follows comes from a list and is no candidate of step k: about ten different tokens. Then what follows those
+//              in step k + 1 is weighed too, while the chase may already be under way
+//   3. chase   one CTA a request follows the table. A token that is not in it is weighed on the spot, a step that is not proved is searched
+//              by the request's team
+// All CTAs are resident. Offers wait for nobody, tables for offers, extra entries for tables of lower tasks, chases for all these, teams
+// for chases: nobody waits for ever.
+#pragma once
+#include "certified/offer.cuh"
+#include "certified/search.cuh"
+#include "certified/weigh.cuh"
+
+namespace wts {
+
+// What a CTA does next.
+struct Job {
+  enum Kind { kTable, kFetch, kSettle, kSearch, kDone };
+  Kind kind;
+  int request, step, part;
+};
+
+template <CertifiedShape S>
+struct Certified {
+  using Set = typename Pick<S>::Set;
+  using Weigher = Weigh<S>;
+  static constexpr uint32_t kExtraSlots = 64, kEmpty = ~0u;
+
+  struct Smem {
+    Set here, before;  // candidates of the job's step and of the one before
+    typename Pick<S>::Scratch scratch;
+    typename Weigher::Smem weigh;
+    alignas(16) uint32_t table[kCertifiedSteps * S.candidates];
+    Job job;
+    uint32_t extra[kExtraSlots], extras;  // winners that are no candidates: a hash set, and how many
+    Order order;
+    // Where the chase of a leader is: the next step, and where the token before it stands in the table; -1 where it does not.
+    struct {
+      int step, place;
+      uint32_t previous;
+    } at;
+    uint64_t best;
+    bool fetched, proved;
+    uint32_t settled;  // steps that the table did not have
+  };
+
+  static_assert(sizeof(Smem) <= S.smem_bytes, "kernels/backends/certified_sm80.py adds it up");
+
+  const CertifiedParams& p;
+  Smem& smem;
+  const uint32_t round;
+
+  __device__ Mail& mail(int request) const { return mail_bank(p, round)[request]; }
+  // Whom this CTA serves once all tables are there.
+  __device__ int request() const { return blockIdx.x / p.team; }
+  __device__ int member() const { return blockIdx.x % p.team; }
+  __device__ bool leads() const { return member() == p.team - 1; }
+
+  __device__ int pair(int request, int step) const { return request * p.walk.steps + step; }
+  __device__ const uint16_t* base(int request, int step) const {
+    return p.walk.base + request * p.walk.base_request_stride + step * p.walk.base_step_stride;
+  }
+  __device__ uint32_t anchor(int request) const {
+    return static_cast<uint32_t>(max(int64_t{0}, min(p.walk.anchor[request], static_cast<int64_t>(p.walk.vocab - 1))));
+  }
+  __device__ uint32_t* table(int request, int step) const { return p.table + static_cast<int64_t>(pair(request, step)) * S.candidates; }
+  __device__ int tasks() const { return 1 + (p.walk.steps - 1) * p.parts; }  // of a request: step 0 has one previous token
+
+  __device__ void stamp(int index) const {
+    if constexpr (S.clocks) {
+      if ((blockIdx.x == 0 || blockIdx.x == gridDim.x - 1) && threadIdx.x == 0) {
+        int64_t* at = p.walk.clocks + (blockIdx.x > 0) * 32 + 2 * index;
+        at[0] = clock64();
+        at[1] = static_cast<int64_t>(globaltimer_ns());
+      }
+    }
+  }
+
+  __device__ void clear_other_bank() const {
+    uint64_t* other = reinterpret_cast<uint64_t*>(mail_bank(p, round + 1));
+    const int words = p.requests * static_cast<int>(sizeof(Mail) / 8);
+    if (blockIdx.x == 0 && threadIdx.x == 0) *arrived(p, round + 1) = 0;
+#pragma unroll 1
+    for (int i = blockIdx.x * kCertifiedThreads + threadIdx.x; i < words; i += gridDim.x * kCertifiedThreads) other[i] = 0;
+  }
+
+  __device__ void offer() const {
+    const Offer<S> offer{p};
+    const int steps = p.walk.steps, all = p.walk.batch * steps * S.slices;
+#pragma unroll 1
+    for (int i = threadIdx.x / 32 * gridDim.x + blockIdx.x; i < all; i += kCertifiedWarps * gridDim.x) {
+      const int of = i / S.slices;
+      offer.slice(of / steps, of % steps, of, i % S.slices, round, mail(of / steps));
+    }
+  }
+
+  __device__ Job table_job(int task) const {
+    const int of = task % tasks();
+    return {Job::kTable, task / tasks(), of == 0 ? 0 : 1 + (of - 1) / p.parts, of == 0 ? 0 : (of - 1) % p.parts};
+  }
+
+  // The first warp of a CTA that does not lead: wait for the next order.
+  __device__ Job await_order() const {
+    const uint32_t done = smem.order.number;
+    __syncwarp();
+    uint64_t word;
+    [[maybe_unused]] int polls = 0;
+    do {
+      word = load_acquire(&mail(request()).order);
+      WTS_COUNT_POLL(polls, request())
+    } while (word >> 56 != kDismissed && word >> 56 != done + 1);
+    const Order order = Order::of(word, load_relaxed(&mail(request()).best));
+    if (threadIdx.x == 0) smem.order = order;
+    return {order.number == kDismissed ? Job::kDone : Job::kSearch, request(), static_cast<int>(order.step), 0};
+  }
+
+  // The first warp of a leader: follow the table as far as it goes.
+  __device__ Job follow() const {
+    auto at = smem.at;
+    __syncwarp();
+    const int lane = threadIdx.x % 32;
+    int64_t* tokens = p.walk.tokens + request() * p.walk.tokens_request_stride;
+    while (at.step < p.walk.steps) {
+      const uint32_t entry = at.place >= 0 ? smem.table[at.step * S.candidates + at.place] : extra_entry(at.step, at.previous);
+      if (!(entry & kProved)) break;
+      at.previous = certified_row(entry);
+      at.place = static_cast<int>(certified_place(entry)) - 1;
+      if (lane == 0) tokens[at.step] = at.previous;
+      at.step++;
+    }
+    if (lane == 0) {
+      smem.at = at;
+      smem.settled += at.step < p.walk.steps;
+      if (at.step == p.walk.steps) Order{kDismissed, 0, 0, 0}.post(mail(request()));
+    }
+    return {at.step < p.walk.steps ? Job::kSettle : Job::kDone, request(), at.step, 0};
+  }
+
+  // One warp: what follows a winner of the step before that is no candidate; 0 where nobody weighed that.
+  __device__ uint32_t extra_entry(int step, uint32_t previous) const {
+    await_at_least(&mail(request()).extras[step], 1);
+    const int lane = threadIdx.x % 32;
+    const uint64_t mine = lane < S.block ? __ldcg(p.extra + static_cast<int64_t>(pair(request(), step)) * S.block + lane) : kNoExtra;
+    const uint32_t votes = __ballot_sync(~0u, static_cast<uint32_t>(mine >> 32) == previous);
+    return votes ? __shfl_sync(~0u, static_cast<uint32_t>(mine), __ffs(votes) - 1) : 0;
+  }
+
+  // All threads of a leader: the whole table, once it is there.
+  __device__ void fetch() const {
+    for (int step = threadIdx.x; step < p.walk.steps; step += kCertifiedThreads)
+      await_at_least(&mail(request()).tables[step], step > 0 ? p.parts : 1);
+    if (threadIdx.x == 0) {
+      if (request() == 0) {  // once all CTAs know the round, it may be another one
+        await_at_least(arrived(p, round), gridDim.x);
+        *p.walk.round = round + 1;
+      }
+      smem.at = {0, 0, anchor(request())};
+      smem.fetched = true;
+    }
+    __syncthreads();
+    stamp(3);
+    const uint4* source = reinterpret_cast<const uint4*>(p.table + static_cast<int64_t>(pair(request(), 0)) * S.candidates);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < p.walk.steps * S.candidates / 4; i += kCertifiedThreads)
+      reinterpret_cast<uint4*>(smem.table)[i] = __ldcg(source + i);
+  }
+
+  // All threads: a part of the table, or what a leader lacks.
+  __device__ void weigh(const Job& job) const {
+    const int thread = threadIdx.x, step = job.step;
+    const bool settles = job.kind == Job::kSettle, alone = settles || step == 0;  // one previous token
+    if (thread < 2 && step >= thread) await_at_least(&mail(job.request).offered[step - thread], S.slices);
+    __syncthreads();
+    Pick<S>::run(p, pair(job.request, step), pair(job.request, max(0, step - 1)), smem.here, smem.before, smem.scratch);
+    Weigher weigh{p, RowRule<S.sampling>::of(p.walk, job.request, step, round), base(job.request, step), smem.here, smem.weigh, {}};
+    weigh.gather();
+    const int own = S.candidates / p.parts, start = job.part * own;
+    const int end = alone ? 1 : min(static_cast<int>(smem.before.count), start + own);
+#pragma unroll 1
+    for (int first = start; first < end; first += S.block) {
+      const int count = min(S.block, end - first);
+      if (thread < count) {
+        const uint32_t only = settles ? smem.at.previous : anchor(job.request);
+        smem.weigh.previous[thread] = alone ? only : smem.before.row[first + thread];
+      }
+      __syncthreads();
+      weigh.block(count);
+      if (thread < count) {
+        const uint64_t best = smem.weigh.best[Weigher::kTiles][thread];
+        const bool proved = weigh.proved(thread);
+        if (settles) {
+          smem.best = best, smem.proved = proved;
+        } else {
+          __stcg(table(job.request, step) + first + thread, table_entry(best, proved));
+        }
+      }
+      __syncthreads();
+    }
+    if (settles) {
+      if (smem.proved) {
+        conclude();
+      } else if (thread == 0) {
+        smem.order = {smem.order.number + 1, static_cast<uint32_t>(step), smem.at.previous, smem.best};
+        smem.order.post(mail(request()));
+      }
+      return;
+    }
+    for (int place = max(start, end) + thread; place < start + own && step > 0; place += kCertifiedThreads)
+      __stcg(table(job.request, step) + place, kNobody);
+    __syncthreads();
+    if (thread == 0) red_add_release(&mail(job.request).tables[step], 1);
+    if (step > 0 && job.part == 0) weigh_extra(job, weigh);
+  }
+
+  // All threads of the CTA with the first part of a step's table: the same for winners of the step before that are no candidates.
+  __device__ void weigh_extra(const Job& job, Weigher& weigh) const {
+    const int thread = threadIdx.x, before = job.step - 1;
+    if (thread < kExtraSlots) smem.extra[thread] = kEmpty;
+    if (thread == 0) {
+      smem.extras = 0;
+      await_at_least(&mail(job.request).tables[before], before > 0 ? p.parts : 1);
+    }
+    __syncthreads();
+    if (thread < (before > 0 ? S.candidates : 1)) {
+      const uint32_t entry = __ldcg(table(job.request, before) + thread);
+      if (certified_place(entry) == 0) remember(certified_row(entry));
+    }
+    __syncthreads();
+    const int count = min(S.block, static_cast<int>(smem.extras));
+    if (count > 0) weigh.block(count);
+    if (thread < S.block) {
+      const uint64_t entry = thread < count ? static_cast<uint64_t>(smem.weigh.previous[thread]) << 32 |
+                                                  table_entry(smem.weigh.best[Weigher::kTiles][thread], weigh.proved(thread))
+                                            : kNoExtra;
+      __stcg(p.extra + static_cast<int64_t>(pair(job.request, job.step)) * S.block + thread, entry);
+    }
+    __syncthreads();
+    if (thread == 0) red_add_release(&mail(job.request).extras[job.step], 1);
+  }
+
+  // One thread: a token for weigh_extra, unless another thread has named it or there are too many.
+  __device__ void remember(uint32_t token) const {
+    for (uint32_t probe = 0; probe < 8; probe++) {
+      const uint32_t found = atomicCAS(&smem.extra[(token + probe) % kExtraSlots], kEmpty, token);
+      if (found == token) return;
+      if (found == kEmpty) {
+        const uint32_t place = atomicAdd(&smem.extras, 1);
+        if (place < S.block) smem.weigh.previous[place] = token;
+        return;
+      }
+    }
+  }
+
+  // All threads of a leader: the best key is the step's. Ends without a barrier.
+  __device__ void conclude() const {
+    const uint32_t token = certified_row(smem.best);
+    if (threadIdx.x == 0) {
+      p.walk.tokens[request() * p.walk.tokens_request_stride + smem.at.step] = token;
+      smem.at = {smem.at.step + 1, -1, token};
+    }
+    __syncthreads();
+    if (threadIdx.x < smem.here.count && smem.here.row[threadIdx.x] == token) smem.at.place = threadIdx.x;
+    if (threadIdx.x == 0) smem.proved = true;
+  }
+
+  // All threads of a team.
+  __device__ void search(const Job& job) const {
+    const int thread = threadIdx.x;
+    Search<S>{p}.run(job.request, smem.order, member(), largest(job), round, mail(job.request));
+    __syncthreads();
+    if (thread == 0) red_add_release(&mail(job.request).searched, 1);
+    if (!leads()) return;
+    if (thread == 0) {
+      await_at_least(&mail(job.request).searched, static_cast<uint64_t>(smem.order.number) * p.team);
+      smem.best = max(smem.best, load_relaxed(&mail(job.request).found[smem.order.number - 1]));
+    }
+    __syncthreads();
+    conclude();
+  }
+
+  // All threads; barriers inside. The largest |base logit| of a step.
+  __device__ float largest(const Job& job) const {
+    if constexpr (!S.sampling) return 0.0f;
+    if (threadIdx.x == 0) smem.here.largest = 0.0f;
+    __syncthreads();
+    float most = 0.0f;
+    const float* of = p.largest + static_cast<int64_t>(pair(job.request, job.step)) * S.slices;
+    for (int i = threadIdx.x; i < S.slices; i += kCertifiedThreads) most = fmaxf(most, __ldcg(of + i));
+    const uint32_t bits = __reduce_max_sync(~0u, __float_as_uint(most));
+    if (threadIdx.x % 32 == 0) atomicMax(reinterpret_cast<uint32_t*>(&smem.here.largest), bits);
+    __syncthreads();
+    return smem.here.largest;
+  }
+
+  // The first warp. Tables first, whosever they are; then what this CTA is to its request.
+  __device__ Job next(int task) const {
+    if (task < p.walk.batch * tasks()) return table_job(task);
+    if (request() >= p.walk.batch) return {Job::kDone, 0, 0, 0};
+    if (!leads()) return await_order();
+    if (!smem.fetched) return {Job::kFetch, request(), 0, 0};
+    if (smem.proved) return follow();
+    return {Job::kSearch, request(), smem.at.step, 0};
+  }
+
+  __device__ void run() const {
+    stamp(0);
+    if (threadIdx.x == 0) {
+      red_add_release(arrived(p, round), 1);
+      smem.order.number = 0;
+      smem.proved = true, smem.fetched = false;
+      smem.settled = 0;
+    }
+    clear_other_bank();
+    offer();
+    stamp(1);
+    int task = blockIdx.x;
+#pragma unroll 1
+    while (true) {
+      __syncthreads();
+      if (threadIdx.x < 32) {
+        const Job job = next(task);
+        if (threadIdx.x == 0) smem.job = job;
+      }
+      __syncthreads();
+      const Job job = smem.job;
+      if (job.kind == Job::kDone) break;
+      if (job.kind == Job::kFetch) {
+        stamp(2);
+        fetch();
+      } else if (job.kind == Job::kSearch) {
+        search(job);
+      } else {
+        weigh(job);
+      }
+      task += gridDim.x;
+    }
+    if (threadIdx.x > 0 || !leads() || request() >= p.walk.batch) return;
+    stamp(4);
+    p.tally[2 * request()] += smem.settled;
+    p.tally[2 * request() + 1] += smem.order.number;
+  }
+};
+
+template <CertifiedShape S>
+__device__ void walk_certified(const CertifiedParams& p) {
+  extern __shared__ __align__(128) uint8_t raw[];
+  using Walk = Certified<S>;
+  const uint32_t round = *static_cast<volatile const uint32_t*>(p.walk.round);
+  const Walk walk{p, *reinterpret_cast<typename Walk::Smem*>(raw), round};
+  walk.run();
+}
+
+}  // namespace wts

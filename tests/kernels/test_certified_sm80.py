@@ -1,0 +1,230 @@
+"""The certified walk on a GPU: tokens are the oracle's, whatever the table settles, the lists lift or a search has to find."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.agreement import Agreement, check
+from kernels.backends.certified_sm80 import CertifiedOptions, CertifiedSm80, CertifiedWalk
+from kernels.device import load
+from kernels.heads.markov import MarkovHead
+from kernels.synthetic import synthetic_inputs
+from kernels.walk import Draft, Limits, Rounding, Unsupported, WalkInputs
+from tests.kernels.arm import H200, SPIN_LIMIT, TEMPERATURES
+
+BF16 = torch.bfloat16
+VOCAB = 151_936
+gpu = pytest.mark.gpu
+
+
+@cache
+def head_of(vocab: int, w2_std: float = 0.05) -> MarkovHead:
+    return MarkovHead.synthetic(vocab, 256, 0, "cuda", w2_std=w2_std)
+
+
+def prepared(head: MarkovHead, batch: int = 1, steps: int = 7, sampling: bool = False, **options: Any) -> CertifiedWalk:
+    return CertifiedSm80(CertifiedOptions(spin_limit=SPIN_LIMIT, **options)).prepare(head, Limits(batch, steps, sampling), H200)
+
+
+def peaked(vocab: int, steps: int, batch: int, seed: int) -> WalkInputs:
+    """Some rows of each step stand out, as a drafter's do."""
+    inputs, generator = synthetic_inputs(vocab, steps, batch, seed, "cuda"), torch.Generator("cuda").manual_seed(seed)
+    shape = (batch, steps, min(64, vocab))
+    at = torch.randint(vocab, shape, generator=generator, device="cuda")
+    lift = 6 + 6 * torch.rand(shape, generator=generator, device="cuda")
+    inputs.base_logits.scatter_add_(2, at, lift.to(BF16))
+    return inputs
+
+
+def with_temperatures(inputs: WalkInputs) -> WalkInputs:
+    hot = torch.tensor([TEMPERATURES[i % len(TEMPERATURES)] for i in range(inputs.batch)], device="cuda")
+    return replace(inputs, temperature=hot)
+
+
+def launched(walk: CertifiedWalk, inputs: WalkInputs) -> tuple[Agreement, list[int]]:
+    """The oracle's verdict, and how many steps of the launch were weighed again and searched."""
+    before, round, draft = walk.tally.sum(0), walk.round(), Draft.like(inputs)
+    walk.launch(inputs, draft)
+    torch.cuda.synchronize()
+    noise = walk.noise if walk.limits.sampling else None
+    return check(draft.tokens, walk.head, inputs, Rounding.TWICE, noise=noise, round=round), (walk.tally.sum(0) - before).tolist()
+
+
+def assert_right(walk: CertifiedWalk, inputs: WalkInputs) -> list[int]:
+    agreement, tally = launched(walk, inputs)
+    assert agreement.ok, agreement.reason
+    return tally
+
+
+@gpu
+@pytest.mark.parametrize("sampling", [False, True])
+@pytest.mark.parametrize(
+    ("vocab", "batch", "steps"),
+    [(VOCAB, 1, 1), (VOCAB, 1, 16), (VOCAB, 4, 7), (VOCAB, 64, 3), (248_320, 2, 15), (10_007, 5, 9), (1000, 3, 32), (65, 64, 4), (1, 2, 3)],
+)
+def test_tokens_are_the_oracles(vocab: int, batch: int, steps: int, sampling: bool) -> None:
+    """Launch after launch, full and smaller ones, on peaked and on flat inputs."""
+    walk = prepared(head_of(vocab), batch, steps, sampling)
+    for seed, (some, fewer) in enumerate([(batch, steps), (batch, steps), (max(1, batch // 2), max(1, steps - 2)), (batch, steps)]):
+        for made in (peaked(vocab, fewer, some, seed), synthetic_inputs(vocab, fewer, some, seed, "cuda")):
+            assert_right(walk, with_temperatures(made) if sampling else made)
+
+
+@gpu
+@pytest.mark.parametrize("options", [{"candidates": 128}, {"listed": 32}, {"listed": 128}, {"local": 1}, {"vectors": 1}, {"vectors": 8, "local": 3}])
+def test_any_layout_is_right(options: dict[str, Any]) -> None:
+    walk = prepared(head_of(VOCAB), 2, 5, True, **options)
+    for seed in range(2):
+        assert_right(walk, with_temperatures(peaked(VOCAB, 5, 2, seed)))
+
+
+@gpu
+def test_peaked_steps_are_settled_by_the_table_and_flat_ones_are_searched() -> None:
+    walk = prepared(head_of(VOCAB), 1, 16)
+    assert assert_right(walk, peaked(VOCAB, 16, 1, 0)) == [0, 0]
+    again, searched = assert_right(walk, synthetic_inputs(VOCAB, 16, 1, 0, "cuda"))
+    assert 0 < searched <= again <= 16
+
+
+@gpu
+def test_every_winner_comes_from_a_list() -> None:
+    """Biases of standard deviation 48 beside logits of 2: no winner is a candidate, all but the first are weighed on the spot, none is searched."""
+    walk = prepared(head_of(VOCAB, 3.0), 1, 7)
+    again, searched = assert_right(walk, synthetic_inputs(VOCAB, 7, 1, 0, "cuda"))
+    assert again == 6
+    assert searched == 0
+
+
+@gpu
+@pytest.mark.parametrize("sampling", [False, True])
+def test_where_all_rows_are_alike_every_row_is_searched(sampling: bool) -> None:
+    """The lowest token wins where all tie; with noise, the row that it favours."""
+    one = torch.ones(3000, 256, dtype=BF16, device="cuda")
+    inputs = WalkInputs(
+        torch.ones(2, 4, 3000, dtype=BF16, device="cuda"),
+        torch.tensor([5, 2999], device="cuda"),
+        torch.tensor([0.0, 1.0 if sampling else 0.0], device="cuda"),
+        torch.tensor([1, 2], device="cuda"),
+    )
+    walk, draft = prepared(MarkovHead(one, one), 2, 4, sampling), Draft.like(inputs)
+    assert_right(walk, inputs)
+    walk.launch(inputs, draft)
+    assert draft.tokens[0].tolist() == [0, 0, 0, 0]
+
+
+@gpu
+@pytest.mark.parametrize("candidates", [128, 256])
+@pytest.mark.parametrize(("score", "token"), [(10.0, 3), (10.0625, 4000), (9.9375, 3)])
+def test_a_tie_at_the_bound_is_no_proof(candidates: int, score: float, token: int) -> None:
+    """Row 3 has the bound itself: base 8 as the best outside the candidates, bias 2 as the best outside the list, 10 in all. The best of the rows
+    named is row 4000 with `score`, an ulp of bf16 above, level with or below it: where they tie row 3 wins, for it is lower."""
+    vocab = 4096
+    base = torch.full((vocab,), -20.0)
+    bias = torch.full((vocab,), -50.0)
+    named = torch.arange(16, 16 * candidates + 16, 16) % vocab if candidates == 256 else torch.arange(32, vocab + 32, 32) % vocab
+    base[named] = 9.0
+    listed = torch.arange(1, 1 + 64 * 60, 60)
+    listed = listed[(listed % 16 != 0) & (listed != 3)]
+    base[3], bias[3] = 8.0, 2.0
+    base[listed], bias[listed] = -100.0, 3.0
+    extra = torch.tensor([r for r in range(5, 200) if r % 16 and r not in set(listed.tolist())])[: 64 - len(listed)]
+    base[extra], bias[extra] = -100.0, 3.0
+    base[4000], bias[4000] = 9.0, score - 9.0
+    assert int((base >= 9).sum()) == candidates, "as many as there is room for, so that row 3 is none"
+    assert int((bias > 2).sum()) == 64, "as many as the list names, so that row 3 is none"
+    w1, w2 = torch.zeros(vocab, 256), torch.zeros(vocab, 256)
+    w1[:, 0] = 1.0
+    w2[:, 0] = bias
+    head = MarkovHead(w1.to(BF16).cuda(), w2.to(BF16).cuda())
+    zero = torch.zeros(1, dtype=torch.int64, device="cuda")
+    inputs = WalkInputs(base.to(BF16).cuda()[None, None], zero, torch.zeros(1, device="cuda"), zero)
+    walk, draft = prepared(head, 1, 1, candidates=candidates), Draft.like(inputs)
+    walk.launch(inputs, draft)
+    assert draft.tokens.item() == token
+    assert walk.tally[0].tolist() == ([0, 0] if score > 10 else [1, 1])
+
+
+@gpu
+@pytest.mark.parametrize("sampling", [False, True])
+def test_nan_and_infinities(sampling: bool) -> None:
+    rows = [
+        ([1.0, torch.nan, 3.0, torch.nan], 502),
+        ([-torch.inf] * 4, 0),
+        ([torch.nan] * 4, 0),
+        ([1.0, torch.inf, torch.inf, -torch.inf], 501),
+        ([-torch.inf, -3e38, -torch.inf, -torch.inf], 501),
+    ]
+    base = torch.full((1, len(rows), 600), -torch.inf, dtype=BF16)
+    base[0, :, 500:504] = torch.tensor([row for row, _ in rows], dtype=BF16)
+    zero = torch.zeros(1, dtype=torch.int64, device="cuda")
+    for temperature in (0.0, 1.0) if sampling else (0.0,):
+        inputs = WalkInputs(base.cuda(), zero, torch.full((1,), temperature, device="cuda"), zero)
+        walk, draft = prepared(head_of(600), 1, len(rows), sampling), Draft.like(inputs)
+        walk.launch(inputs, draft)
+        if temperature == 0:
+            assert draft.tokens[0].tolist() == [token for _, token in rows]
+        assert_right(walk, inputs)
+
+
+@gpu
+@pytest.mark.parametrize("offset", [0, 1, 8])
+def test_strided_base_at_odd_addresses_and_wild_anchors(offset: int) -> None:
+    plain, walk = peaked(10_007, 5, 3, 0), prepared(head_of(10_007), 3, 5)
+    padded = torch.full((5, 3, 10_024), 1e4, dtype=BF16, device="cuda").transpose(0, 1)
+    padded[..., offset : offset + 10_007] = plain.base_logits
+    anchors = torch.tensor([-5, 10**12, 7], device="cuda")
+    assert_right(walk, WalkInputs(padded[..., offset : offset + 10_007], anchors, plain.temperature, plain.seed))
+
+
+@gpu
+@pytest.mark.parametrize(("batch", "sampling"), [(1, False), (3, True), (64, False)])
+def test_graph_replay(batch: int, sampling: bool) -> None:
+    inputs, walk = peaked(VOCAB, 7, batch, 1), prepared(head_of(VOCAB), batch, 7, sampling)
+    inputs = with_temperatures(inputs) if sampling else inputs
+    draft = Draft.like(inputs)
+    walk.launch(inputs, draft)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        walk.launch(inputs, draft)
+    for seed in range(20):
+        inputs.base_logits.copy_((peaked if seed % 2 else synthetic_inputs)(VOCAB, 7, batch, seed).base_logits.cuda())
+        draft.tokens.fill_(-1)
+        round = walk.round()
+        graph.replay()
+        torch.cuda.synchronize()
+        found = check(draft.tokens, walk.head, inputs, Rounding.TWICE, noise=walk.noise if sampling else None, round=round)
+        assert found.ok, found.reason
+
+
+def test_refusals() -> None:
+    head = MarkovHead.synthetic(8, 256)
+    backend = CertifiedSm80(CertifiedOptions())
+    for bad, limits, device, message in (
+        (MarkovHead.synthetic(8, 128), Limits(), H200, "rank 256 and vocabularies up to 262,144; got rank 128"),
+        (head, Limits(max_batch=65), H200, "up to 64 requests and 32 steps"),
+        (head, Limits(max_steps=33), H200, "up to 64 requests and 32 steps"),
+        (head, Limits(), load("cpu"), "needs a CUDA GPU"),
+        (MarkovHead(head.w1, head.w2 * torch.nan), Limits(), H200, "NaN or infinite weights"),
+    ):
+        with pytest.raises(Unsupported, match=message):
+            backend.prepare(bad, limits, device)
+    for options, message in (({"candidates": 64}, "128 or 256"), ({"listed": 48}, "32, 64 or 128"), ({"vectors": 9}, "1 to 8"), ({"local": 0}, "1 to 32")):
+        with pytest.raises(ValueError, match=message):
+            CertifiedOptions(**options)
+
+
+@pytest.mark.parametrize("vocab", [1, 63, 10_007, VOCAB, 248_320, 262_144])
+@pytest.mark.parametrize("batch", [1, 5, 64])
+@pytest.mark.parametrize("steps", [1, 7, 16, 32])
+def test_layouts_cover_the_vocabulary_and_the_previous_tokens(vocab: int, batch: int, steps: int) -> None:
+    layout = CertifiedSm80(CertifiedOptions()).place(vocab, Limits(batch, steps), H200)
+    assert layout.slices * layout.vectors * 256 >= vocab
+    assert layout.candidates % (layout.parts * layout.block) == 0
+    assert layout.parts == 1 or layout.parts * batch * steps <= H200.sms
+    assert layout.team * batch <= H200.sms
+    assert layout.smem_bytes <= 64 * 1024 + 8192
