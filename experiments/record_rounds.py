@@ -22,7 +22,7 @@ from experiments.plan import Plan
 from experiments.recorded_rounds import Rounds, recording
 from experiments.schema import Config, RecordRounds
 from experiments.train_pair import trained
-from experiments.trained_inputs import ROUNDS_NAME, digest, head_name
+from experiments.trained_inputs import ROUNDS_NAME, head_name
 from experiments.workload import assert_arch, create
 from kernels.device import check_live
 from kernels.heads.markov import MarkovHead
@@ -57,7 +57,7 @@ def run(plan: Plan) -> Outcome:
         "backend": backend.name,
         "rounding": str(backend.rounding),
         "seed": str(config.seed),
-        "head_sha256": digest(head),
+        "head_sha256": head.sha256,
     }
     recorded_rounds.write(path, rounds, facts, ask.top)
     changed = list(_changed(head, rounds, path, ask.batch)) if ask.top else [0] * ask.count

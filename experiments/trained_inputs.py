@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from experiments import head_file
 from experiments.convert import ConfigError
@@ -16,7 +13,6 @@ from experiments.plan import Plan, run_in_fresh_process
 from experiments.recorded_rounds import Recording, recording
 from experiments.schema import TIMED, TRAINED, Config, HeadConfig, InputsConfig, Quantization, RecordRounds, WalkLatency
 from kernels.device import check_live
-from kernels.heads.markov import MarkovHead
 
 CHECKPOINT_KEY, ROUNDS_KEY = "inputs.checkpoint", "inputs.rounds"
 ROUNDS_NAME = "rounds.safetensors"  # beside a checkpoint
@@ -66,7 +62,7 @@ def ready(plan: Plan) -> Ready:
     found = head_file.read(str(files.checkpoint), CHECKPOINT_KEY)
     with recording(str(files.rounds), ROUNDS_KEY, found.head.vocab, found.head.w1.shape[0]) as rounds:
         assert_enough(rounds, steps, batch)
-        facts = {"head_sha256": digest(found.head), "rounds": rounds.count, "recorded": dict(rounds.facts)}
+        facts = {"head_sha256": found.head.sha256, "rounds": rounds.count, "recorded": dict(rounds.facts)}
     name = found.name if named.checkpoint else head_name(_pair(config))
     size = HeadConfig(name, found.head.vocab, found.head.rank, w1_std=0.0, w2_std=0.0)  # not drawn
     return Ready(replace(plan, config=replace(config, head=size)), {"inputs": facts})
@@ -88,14 +84,6 @@ def assert_enough(rounds: Recording, steps: int, batch: int) -> None:
 def head_name(pair: PairConfig) -> str:
     """What records call the serial head of a pair."""
     return f"{pair.name}_markov"
-
-
-def digest(head: MarkovHead) -> str:
-    """sha256 of W1 and W2, to tell whether rounds were recorded with a head."""
-    total = hashlib.sha256()
-    for weight in (head.w1, head.w2):
-        total.update(weight.cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return total.hexdigest()
 
 
 def _drafter_of(pair: PairConfig) -> Path:

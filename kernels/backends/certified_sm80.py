@@ -46,14 +46,12 @@ class CertifiedParams(ctypes.Structure):
         ("table", ctypes.c_void_p),
         ("extra", ctypes.c_void_p),
         ("tally", ctypes.c_void_p),
-        ("parts", ctypes.c_int32),
-        ("team", ctypes.c_int32),
         ("requests", ctypes.c_int32),
         ("padding", ctypes.c_int32),
     )
 
 
-assert ctypes.sizeof(CertifiedParams) == 248, "certified/params.cuh mirrors this struct"
+assert ctypes.sizeof(CertifiedParams) == 240, "certified/params.cuh mirrors this struct"
 
 
 @dataclass(frozen=True)
@@ -61,13 +59,13 @@ class CertifiedOptions:
     """candidates: of a step, by base logits, 128 or 256; None takes 256 for up to 32 (request, step) pairs, else 128
     listed:     rows of every token's list, by bias
     vectors:    16-byte loads of a lane, so 256 times that many rows are a slice; None makes a slice a warp, if that can be
-    local:      best rows that a slice offers; None makes about 1,024 of a step
+    wanted:     best rows that a slice offers; None makes about 1,024 of a step
     """
 
     candidates: int | None = None
     listed: int = 64
     vectors: int | None = None
-    local: int | None = None
+    wanted: int | None = None
     clocks: bool = False
     spin_limit: int = 0
     allow_spills: bool = True
@@ -77,7 +75,7 @@ class CertifiedOptions:
             raise ValueError(f"certified_sm80 has 128 or 256 candidates; got {self.candidates}.")
         if self.listed not in (32, 64, 128):
             raise ValueError(f"certified_sm80 lists 32, 64 or 128 rows; got {self.listed}.")
-        for name, highest in (("vectors", _MOST_VECTORS), ("local", 32)):
+        for name, highest in (("vectors", _MOST_VECTORS), ("wanted", 24)):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= highest:
                 raise ValueError(f"certified_sm80 has {name} from 1 to {highest}; got {value}.")
@@ -91,6 +89,7 @@ class CertifiedLayout:
     ctas: int
     slices: int
     vectors: int
+    wanted: int
     local: int
     candidates: int
     block: int
@@ -101,9 +100,9 @@ class CertifiedLayout:
     @property
     def smem_bytes(self) -> int:
         """Dynamic shared memory of a CTA: struct Smem of walk_certified.cuh, which checks it."""
-        each = -(-self.slices * self.local // _THREADS)
+        each = -(-self.slices * self.local // (_THREADS // 2))
         sets = 2 * (8 * self.candidates + 16)
-        scratch = 2 * 4 * (_THREADS + 16 + 16 * each + 1)
+        scratch = 2 * 4 * (512 + 8 + 8 * each + 1)
         weigh = self.block * _LATENT_BYTES + 8 * (self.candidates // 16 + 1) * self.block + 8 * self.candidates + 4 * self.block
         return -(-(sets + scratch + weigh + 4 * _MAX_STEPS * self.candidates + 640) // 128) * 128
 
@@ -129,6 +128,7 @@ class CertifiedSm80:
             fitting = (v for v in range(1, _MOST_VECTORS) if pairs * -(-lines // (4 * v)) <= 16 * device.sms)
             vectors = next(fitting, _MOST_VECTORS)
         slices = -(-lines // (4 * vectors))
+        wanted = options.wanted or min(24, max(1, -(-_OFFERED // slices)))
         candidates = options.candidates or (256 if pairs <= 32 else 128)
         block = 16 if candidates == 256 and pairs <= device.sms // 16 else 32
         parts = max(1, min(device.sms // pairs, candidates // block))
@@ -139,7 +139,8 @@ class CertifiedSm80:
             ctas=device.sms,
             slices=slices,
             vectors=vectors,
-            local=options.local or min(32, max(1, -(-_OFFERED // slices))),
+            wanted=wanted,
+            local=min(32, wanted + max(4, wanted // 2)),
             candidates=candidates,
             block=block,
             listed=options.listed,
@@ -153,9 +154,12 @@ class CertifiedSm80:
             sampling=layout.sampling,
             slices=layout.slices,
             vectors=layout.vectors,
+            wanted=layout.wanted,
             local=layout.local,
             candidates=layout.candidates,
             block=layout.block,
+            parts=layout.parts,
+            team=layout.team,
             list=layout.listed,
             smem_bytes=layout.smem_bytes,
             clocks=self.options.clocks,
@@ -249,8 +253,6 @@ class CertifiedWalk:
                 table=scratch["table"].data_ptr(),
                 extra=scratch["extra"].data_ptr(),
                 tally=self.tally.data_ptr(),
-                parts=self.layout.parts,
-                team=self.layout.team,
                 requests=self.limits.max_batch,
             )
         )

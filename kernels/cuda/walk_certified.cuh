@@ -32,11 +32,13 @@ struct Certified {
   static constexpr uint32_t kExtraSlots = 64, kEmpty = ~0u;
 
   struct Smem {
-    Set here, before;  // candidates of the job's step and of the one before
-    typename Pick<S>::Scratch scratch;
+    Set sets[2];  // candidates of the job's step and of the one before
+    typename Pick<S>::Scratch scratch[2];
     typename Weigher::Smem weigh;
     alignas(16) uint32_t table[kCertifiedSteps * S.candidates];
     Job job;
+    int task;                             // of the next table
+    uint32_t round;                       // launches before this one
     uint32_t extra[kExtraSlots], extras;  // winners that are no candidates: a hash set, and how many
     Order order;
     // Where the chase of a leader is: the next step, and where the token before it stands in the table; -1 where it does not.
@@ -53,13 +55,12 @@ struct Certified {
 
   const CertifiedParams& p;
   Smem& smem;
-  const uint32_t round;
 
-  __device__ Mail& mail(int request) const { return mail_bank(p, round)[request]; }
+  __device__ Mail& mail(int request) const { return mail_bank(p, smem.round)[request]; }
   // Whom this CTA serves once all tables are there.
-  __device__ int request() const { return blockIdx.x / p.team; }
-  __device__ int member() const { return blockIdx.x % p.team; }
-  __device__ bool leads() const { return member() == p.team - 1; }
+  __device__ int request() const { return blockIdx.x / S.team; }
+  __device__ int member() const { return blockIdx.x % S.team; }
+  __device__ bool leads() const { return member() == S.team - 1; }
 
   __device__ int pair(int request, int step) const { return request * p.walk.steps + step; }
   __device__ const uint16_t* base(int request, int step) const {
@@ -69,7 +70,7 @@ struct Certified {
     return static_cast<uint32_t>(max(int64_t{0}, min(p.walk.anchor[request], static_cast<int64_t>(p.walk.vocab - 1))));
   }
   __device__ uint32_t* table(int request, int step) const { return p.table + static_cast<int64_t>(pair(request, step)) * S.candidates; }
-  __device__ int tasks() const { return 1 + (p.walk.steps - 1) * p.parts; }  // of a request: step 0 has one previous token
+  __device__ int tasks() const { return 1 + (p.walk.steps - 1) * S.parts; }  // of a request: step 0 has one previous token
 
   __device__ void stamp(int index) const {
     if constexpr (S.clocks) {
@@ -82,9 +83,9 @@ struct Certified {
   }
 
   __device__ void clear_other_bank() const {
-    uint64_t* other = reinterpret_cast<uint64_t*>(mail_bank(p, round + 1));
+    uint64_t* other = reinterpret_cast<uint64_t*>(mail_bank(p, smem.round + 1));
     const int words = p.requests * static_cast<int>(sizeof(Mail) / 8);
-    if (blockIdx.x == 0 && threadIdx.x == 0) *arrived(p, round + 1) = 0;
+    if (blockIdx.x == 0 && threadIdx.x == 0) *arrived(p, smem.round + 1) = 0;
 #pragma unroll 1
     for (int i = blockIdx.x * kCertifiedThreads + threadIdx.x; i < words; i += gridDim.x * kCertifiedThreads) other[i] = 0;
   }
@@ -95,13 +96,13 @@ struct Certified {
 #pragma unroll 1
     for (int i = threadIdx.x / 32 * gridDim.x + blockIdx.x; i < all; i += kCertifiedWarps * gridDim.x) {
       const int of = i / S.slices;
-      offer.slice(of / steps, of % steps, of, i % S.slices, round, mail(of / steps));
+      offer.slice(of / steps, of % steps, of, i % S.slices, smem.round, mail(of / steps));
     }
   }
 
   __device__ Job table_job(int task) const {
     const int of = task % tasks();
-    return {Job::kTable, task / tasks(), of == 0 ? 0 : 1 + (of - 1) / p.parts, of == 0 ? 0 : (of - 1) % p.parts};
+    return {Job::kTable, task / tasks(), of == 0 ? 0 : 1 + (of - 1) / S.parts, of == 0 ? 0 : (of - 1) % S.parts};
   }
 
   // The first warp of a CTA that does not lead: wait for the next order.
@@ -153,11 +154,11 @@ struct Certified {
   // All threads of a leader: the whole table, once it is there.
   __device__ void fetch() const {
     for (int step = threadIdx.x; step < p.walk.steps; step += kCertifiedThreads)
-      await_at_least(&mail(request()).tables[step], step > 0 ? p.parts : 1);
+      await_at_least(&mail(request()).tables[step], step > 0 ? S.parts : 1);
     if (threadIdx.x == 0) {
       if (request() == 0) {  // once all CTAs know the round, it may be another one
-        await_at_least(arrived(p, round), gridDim.x);
-        *p.walk.round = round + 1;
+        await_at_least(arrived(p, smem.round), gridDim.x);
+        *p.walk.round = smem.round + 1;
       }
       smem.at = {0, 0, anchor(request())};
       smem.fetched = true;
@@ -170,60 +171,65 @@ struct Certified {
       reinterpret_cast<uint4*>(smem.table)[i] = __ldcg(source + i);
   }
 
-  // All threads: a part of the table, or what a leader lacks.
+  // All threads: a part of a table, with its first part also the step's extra entries, or what a leader lacks.
   __device__ void weigh(const Job& job) const {
     const int thread = threadIdx.x, step = job.step;
     const bool settles = job.kind == Job::kSettle, alone = settles || step == 0;  // one previous token
     if (thread < 2 && step >= thread) await_at_least(&mail(job.request).offered[step - thread], S.slices);
     __syncthreads();
-    Pick<S>::run(p, pair(job.request, step), pair(job.request, max(0, step - 1)), smem.here, smem.before, smem.scratch);
-    Weigher weigh{p, RowRule<S.sampling>::of(p.walk, job.request, step, round), base(job.request, step), smem.here, smem.weigh, {}};
+    Pick<S>::run(p, {pair(job.request, step), pair(job.request, max(0, step - 1))}, smem.sets, smem.scratch);
+    Weigher weigh{p, RowRule<S.sampling>::of(p.walk, job.request, step, smem.round), base(job.request, step), smem.sets[0], smem.weigh, {}};
     weigh.gather();
-    const int own = S.candidates / p.parts, start = job.part * own;
-    const int end = alone ? 1 : min(static_cast<int>(smem.before.count), start + own);
+    const int own = S.candidates / S.parts, start = job.part * own;
+    const int there = alone ? 1 : max(0, min(static_cast<int>(smem.sets[1].count) - start, own));
+    const int blocks = alone ? 1 : own / S.block;
+    const bool extra = !alone && job.part == 0;
 #pragma unroll 1
-    for (int first = start; first < end; first += S.block) {
-      const int count = min(S.block, end - first);
-      if (thread < count) {
+    for (int turn = 0; turn < blocks + extra; turn++) {
+      const bool extras = turn == blocks;
+      const int first = turn * S.block;
+      int count = min(S.block, there - first);
+      if (extras) {
+        count = name_extra(job);
+      } else if (thread < count) {
         const uint32_t only = settles ? smem.at.previous : anchor(job.request);
-        smem.weigh.previous[thread] = alone ? only : smem.before.row[first + thread];
+        smem.weigh.previous[thread] = alone ? only : smem.sets[1].row[start + first + thread];
       }
       __syncthreads();
-      weigh.block(count);
-      if (thread < count) {
-        const uint64_t best = smem.weigh.best[Weigher::kTiles][thread];
-        const bool proved = weigh.proved(thread);
+      if (count > 0) weigh.block(count);
+      if (thread < S.block) {
+        const uint64_t best = thread < count ? smem.weigh.best[Weigher::kTiles][thread] : 0;
+        const bool proved = thread < count && weigh.proved(thread);
+        const uint32_t entry = thread < count ? table_entry(best, proved) : kNobody;
         if (settles) {
-          smem.best = best, smem.proved = proved;
+          if (thread == 0) smem.best = best, smem.proved = proved;
+        } else if (extras) {
+          const uint64_t token = thread < count ? smem.weigh.previous[thread] : kEmpty;
+          __stcg(p.extra + static_cast<int64_t>(pair(job.request, step)) * S.block + thread, token << 32 | entry);
         } else {
-          __stcg(table(job.request, step) + first + thread, table_entry(best, proved));
+          __stcg(table(job.request, step) + start + first + thread, entry);
         }
       }
       __syncthreads();
+      if (thread == 0 && !settles && turn >= blocks - 1)
+        red_add_release(extras ? &mail(job.request).extras[step] : &mail(job.request).tables[step], 1);
     }
-    if (settles) {
-      if (smem.proved) {
-        conclude();
-      } else if (thread == 0) {
-        smem.order = {smem.order.number + 1, static_cast<uint32_t>(step), smem.at.previous, smem.best};
-        smem.order.post(mail(request()));
-      }
-      return;
+    if (!settles) return;
+    if (smem.proved) {
+      conclude();
+    } else if (thread == 0) {
+      smem.order = {smem.order.number + 1, static_cast<uint32_t>(step), smem.at.previous, smem.best};
+      smem.order.post(mail(request()));
     }
-    for (int place = max(start, end) + thread; place < start + own && step > 0; place += kCertifiedThreads)
-      __stcg(table(job.request, step) + place, kNobody);
-    __syncthreads();
-    if (thread == 0) red_add_release(&mail(job.request).tables[step], 1);
-    if (step > 0 && job.part == 0) weigh_extra(job, weigh);
   }
 
-  // All threads of the CTA with the first part of a step's table: the same for winners of the step before that are no candidates.
-  __device__ void weigh_extra(const Job& job, Weigher& weigh) const {
+  // All threads: winners of the step before that are no candidates become previous tokens, each once. How many.
+  __device__ int name_extra(const Job& job) const {
     const int thread = threadIdx.x, before = job.step - 1;
     if (thread < kExtraSlots) smem.extra[thread] = kEmpty;
     if (thread == 0) {
       smem.extras = 0;
-      await_at_least(&mail(job.request).tables[before], before > 0 ? p.parts : 1);
+      await_at_least(&mail(job.request).tables[before], before > 0 ? S.parts : 1);
     }
     __syncthreads();
     if (thread < (before > 0 ? S.candidates : 1)) {
@@ -231,20 +237,12 @@ struct Certified {
       if (certified_place(entry) == 0) remember(certified_row(entry));
     }
     __syncthreads();
-    const int count = min(S.block, static_cast<int>(smem.extras));
-    if (count > 0) weigh.block(count);
-    if (thread < S.block) {
-      const uint64_t entry = thread < count ? static_cast<uint64_t>(smem.weigh.previous[thread]) << 32 |
-                                                  table_entry(smem.weigh.best[Weigher::kTiles][thread], weigh.proved(thread))
-                                            : kNoExtra;
-      __stcg(p.extra + static_cast<int64_t>(pair(job.request, job.step)) * S.block + thread, entry);
-    }
-    __syncthreads();
-    if (thread == 0) red_add_release(&mail(job.request).extras[job.step], 1);
+    return min(S.block, static_cast<int>(smem.extras));
   }
 
-  // One thread: a token for weigh_extra, unless another thread has named it or there are too many.
+  // One thread: a token for name_extra, unless another thread has named it or there are too many.
   __device__ void remember(uint32_t token) const {
+#pragma unroll 1
     for (uint32_t probe = 0; probe < 8; probe++) {
       const uint32_t found = atomicCAS(&smem.extra[(token + probe) % kExtraSlots], kEmpty, token);
       if (found == token) return;
@@ -264,19 +262,19 @@ struct Certified {
       smem.at = {smem.at.step + 1, -1, token};
     }
     __syncthreads();
-    if (threadIdx.x < smem.here.count && smem.here.row[threadIdx.x] == token) smem.at.place = threadIdx.x;
+    if (threadIdx.x < smem.sets[0].count && smem.sets[0].row[threadIdx.x] == token) smem.at.place = threadIdx.x;
     if (threadIdx.x == 0) smem.proved = true;
   }
 
   // All threads of a team.
   __device__ void search(const Job& job) const {
     const int thread = threadIdx.x;
-    Search<S>{p}.run(job.request, smem.order, member(), largest(job), round, mail(job.request));
+    Search<S>{p}.run(job.request, smem.order, member(), largest(job), smem.round, mail(job.request));
     __syncthreads();
     if (thread == 0) red_add_release(&mail(job.request).searched, 1);
     if (!leads()) return;
     if (thread == 0) {
-      await_at_least(&mail(job.request).searched, static_cast<uint64_t>(smem.order.number) * p.team);
+      await_at_least(&mail(job.request).searched, static_cast<uint64_t>(smem.order.number) * S.team);
       smem.best = max(smem.best, load_relaxed(&mail(job.request).found[smem.order.number - 1]));
     }
     __syncthreads();
@@ -286,15 +284,16 @@ struct Certified {
   // All threads; barriers inside. The largest |base logit| of a step.
   __device__ float largest(const Job& job) const {
     if constexpr (!S.sampling) return 0.0f;
-    if (threadIdx.x == 0) smem.here.largest = 0.0f;
+    if (threadIdx.x == 0) smem.sets[0].largest = 0.0f;
     __syncthreads();
     float most = 0.0f;
     const float* of = p.largest + static_cast<int64_t>(pair(job.request, job.step)) * S.slices;
+#pragma unroll 1
     for (int i = threadIdx.x; i < S.slices; i += kCertifiedThreads) most = fmaxf(most, __ldcg(of + i));
     const uint32_t bits = __reduce_max_sync(~0u, __float_as_uint(most));
-    if (threadIdx.x % 32 == 0) atomicMax(reinterpret_cast<uint32_t*>(&smem.here.largest), bits);
+    if (threadIdx.x % 32 == 0) atomicMax(reinterpret_cast<uint32_t*>(&smem.sets[0].largest), bits);
     __syncthreads();
-    return smem.here.largest;
+    return smem.sets[0].largest;
   }
 
   // The first warp. Tables first, whosever they are; then what this CTA is to its request.
@@ -310,24 +309,27 @@ struct Certified {
   __device__ void run() const {
     stamp(0);
     if (threadIdx.x == 0) {
-      red_add_release(arrived(p, round), 1);
+      smem.round = *static_cast<volatile const uint32_t*>(p.walk.round);
+      smem.task = blockIdx.x;
+      red_add_release(arrived(p, smem.round), 1);
       smem.order.number = 0;
       smem.proved = true, smem.fetched = false;
       smem.settled = 0;
     }
+    __syncthreads();
     clear_other_bank();
     offer();
     stamp(1);
-    int task = blockIdx.x;
 #pragma unroll 1
     while (true) {
       __syncthreads();
       if (threadIdx.x < 32) {
-        const Job job = next(task);
-        if (threadIdx.x == 0) smem.job = job;
+        const Job job = next(smem.task);
+        __syncwarp();
+        if (threadIdx.x == 0) smem.job = job, smem.task += gridDim.x;
       }
       __syncthreads();
-      const Job job = smem.job;
+      const Job& job = smem.job;
       if (job.kind == Job::kDone) break;
       if (job.kind == Job::kFetch) {
         stamp(2);
@@ -337,7 +339,6 @@ struct Certified {
       } else {
         weigh(job);
       }
-      task += gridDim.x;
     }
     if (threadIdx.x > 0 || !leads() || request() >= p.walk.batch) return;
     stamp(4);
@@ -350,8 +351,7 @@ template <CertifiedShape S>
 __device__ void walk_certified(const CertifiedParams& p) {
   extern __shared__ __align__(128) uint8_t raw[];
   using Walk = Certified<S>;
-  const uint32_t round = *static_cast<volatile const uint32_t*>(p.walk.round);
-  const Walk walk{p, *reinterpret_cast<typename Walk::Smem*>(raw), round};
+  const Walk walk{p, *reinterpret_cast<typename Walk::Smem*>(raw)};
   walk.run();
 }
 

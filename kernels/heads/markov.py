@@ -5,6 +5,7 @@ Source: DeepSpec's `deepspec/modeling/dspark/markov_head.py`; DSpark checkpoints
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -65,6 +66,14 @@ class MarkovHead:
     def int8(self) -> Int8Rows:
         """W2 in int8 rows, made once."""
         return quantize_rows(self.w2)
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of W1 and W2, to tell heads apart."""
+        total = hashlib.sha256()
+        for weight in (self.w1, self.w2):
+            total.update(weight.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return total.hexdigest()
 
     def to(self, device: torch.device | str) -> MarkovHead:
         return MarkovHead(self.w1.to(device), self.w2.to(device))

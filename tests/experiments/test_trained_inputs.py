@@ -59,7 +59,7 @@ def test_the_record_says_what_was_read(plan: Plan, trained: Config) -> None:
     }
     told = run.meta["protocol"]["inputs"]
     assert (told["rounds"], told["recorded"]) == (COUNT, {"pair": "p", "vocab": str(VOCAB)})
-    assert told["head_sha256"] == trained_inputs.digest(MarkovHead.synthetic(VOCAB, RANK, 5, "cpu", 1.0, 0.5))
+    assert told["head_sha256"] == MarkovHead.synthetic(VOCAB, RANK, 5, "cpu", 1.0, 0.5).sha256
     assert run.meta["config"]["head"]["name"] == "h"
 
 

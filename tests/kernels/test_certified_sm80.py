@@ -76,7 +76,9 @@ def test_tokens_are_the_oracles(vocab: int, batch: int, steps: int, sampling: bo
 
 
 @gpu
-@pytest.mark.parametrize("options", [{"candidates": 128}, {"listed": 32}, {"listed": 128}, {"local": 1}, {"vectors": 1}, {"vectors": 8, "local": 3}])
+@pytest.mark.parametrize(
+    "options", [{"candidates": 128}, {"listed": 32}, {"listed": 128}, {"local": 1}, {"vectors": 1}, {"vectors": 8, "local": 3}]
+)
 def test_any_layout_is_right(options: dict[str, Any]) -> None:
     walk = prepared(head_of(VOCAB), 2, 5, True, **options)
     for seed in range(2):
@@ -213,7 +215,12 @@ def test_refusals() -> None:
     ):
         with pytest.raises(Unsupported, match=message):
             backend.prepare(bad, limits, device)
-    for options, message in (({"candidates": 64}, "128 or 256"), ({"listed": 48}, "32, 64 or 128"), ({"vectors": 9}, "1 to 8"), ({"local": 0}, "1 to 32")):
+    for options, message in (
+        ({"candidates": 64}, "128 or 256"),
+        ({"listed": 48}, "32, 64 or 128"),
+        ({"vectors": 9}, "1 to 8"),
+        ({"local": 0}, "1 to 32"),
+    ):
         with pytest.raises(ValueError, match=message):
             CertifiedOptions(**options)
 

@@ -14,9 +14,12 @@ struct CertifiedShape {
   bool sampling;   // rows with temperature > 0 are drawn, rule GUMBEL; else all are greedy
   int slices;      // of a step
   int vectors;     // 16-byte loads of a lane
-  int local;       // best rows that a slice offers
+  int wanted;      // best rows that a slice offers, if it has as many, and not many more
+  int local;       // places for them
   int candidates;  // of a step, at most: 128 or 256
   int block;       // previous tokens that are weighed together: 16 or 32
+  int parts;       // CTAs that share the table of a step
+  int team;        // CTAs of a request
   int list;        // rows that each token's list names: 64
   int smem_bytes;  // dynamic
   bool clocks;     // stamp the phases
@@ -33,12 +36,10 @@ struct CertifiedParams {
   uint32_t* table;              // [pairs, candidates] what follows a candidate of the step before: an entry
   uint64_t* extra;              // [pairs, block] what follows the step before's winners that are no candidates: token << 32 | entry
   int64_t* tally;               // [requests, 2] steps that were weighed again, steps that were searched; of all launches
-  int32_t parts;                // CTAs that share the table of a step
-  int32_t team;                 // CTAs of a request
   int32_t requests;             // that a bank of mail has room for
   int32_t padding;
 };
-static_assert(sizeof(CertifiedParams) == 160 + 88, "kernels/backends/certified_sm80.py mirrors this struct");
+static_assert(sizeof(CertifiedParams) == 160 + 80, "kernels/backends/certified_sm80.py mirrors this struct");
 
 // Words of a request, in one of two banks. A launch uses the bank of its parity and clears the other one, which nobody uses until the next
 // launch: no launch needs a memset, and no word is cleared while somebody may still read it.

@@ -47,6 +47,7 @@ struct Weigh {
 #pragma unroll
       for (int i = 0; i < 8; i++) weights[half][i] = __ldg(source + 4 * i);
     }
+#pragma unroll 1
     for (int place = threadIdx.x; place < S.candidates; place += kCertifiedThreads) {
       const bool there = place < set.count;
       if constexpr (S.sampling) {
@@ -62,6 +63,7 @@ struct Weigh {
   // after a barrier and ends with one.
   __device__ void block(int count) {
     const int thread = threadIdx.x;
+#pragma unroll 1
     for (int i = thread; i < S.block * 32; i += kCertifiedThreads) {
       if (i / 32 >= count) break;
       copy_async_16(smem.latents + i / 32 * kLatentBytes + i % 32 * 16,
@@ -72,6 +74,7 @@ struct Weigh {
     __syncthreads();
     products(count);
     __syncthreads();
+#pragma unroll 1
     for (int i = thread / 32; i < count; i += kCertifiedWarps) {
       uint64_t best = thread % 32 <= kTiles ? smem.best[thread % 32][i] : 0;
 #pragma unroll
@@ -84,7 +87,8 @@ struct Weigh {
   // Whether the best key of previous token `i` is proved to be the step's.
   __device__ bool proved(int i) const {
     const float bias = __ldg(p.list_bound + smem.previous[i]);
-    const float outside = set.outside ? unordered(set.outside) : kMinusInfinity;
+    constexpr uint32_t kPlusInf = 0xFF800000u;  // of more than it no number has the order
+    const float outside = set.outside ? unordered(min(set.outside, kPlusInf)) : kMinusInfinity;
     const uint64_t best = smem.best[kTiles][i];
     return best != 0 && certified_order(best) > rule.bound(outside, bias, S.sampling ? set.largest : 0.0f);
   }
@@ -125,6 +129,7 @@ struct Weigh {
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
     const int tile = warp % kTiles, first = warp / kTiles * kRowTiles;
     if (warp == 0) {
+#pragma unroll 1
       for (int i = lane; i < count; i += 32) {
         uint64_t best = 0;
 #pragma unroll
