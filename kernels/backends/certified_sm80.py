@@ -22,6 +22,7 @@ from kernels.heads.markov import MarkovHead
 from kernels.params import Params
 from kernels.persistent import cpp, entry_source, load
 from kernels.registry import register
+from kernels.settled_logits import SettledLogits
 from kernels.walk import Draft, Head, Limits, NanRule, NoiseRule, Resources, Rounding, Unsupported, WalkInputs
 
 _HEADER, _ENTRY, _THREADS = "walk_certified.cuh", "walk_certified", 512
@@ -182,12 +183,13 @@ class CertifiedSm80:
             cubin_sha256=kernel.cubin_sha256,
             source_sha256=kernel.source_sha256,
         )
-        return CertifiedWalk(markov, limits, layout, lists, function, resources)
+        logits = SettledLogits.prepare(limits.max_batch * limits.max_steps, device) if limits.sampling else None
+        return CertifiedWalk(markov, limits, layout, lists, function, resources, logits)
 
 
 @dataclass(frozen=True)
 class CertifiedWalk:
-    """One launch a walk. Owns what CTAs leave for one another, so launches must follow one another on a stream.
+    """One launch a walk, and one more where logits are wanted. Owns what CTAs leave for one another, so launches must follow one another on a stream.
 
     tally: [max_batch, 2] int64, of all launches: steps that the table did not settle, and those of them that had to be searched
     """
@@ -198,6 +200,7 @@ class CertifiedWalk:
     lists: KernelLists
     function: Function
     resources: Resources
+    logits_pass: SettledLogits | None = None
     noise: NoiseRule = NoiseRule.GUMBEL
     tally: Tensor = field(init=False)
     clocks: Tensor = field(init=False)
@@ -229,12 +232,15 @@ class CertifiedWalk:
             anchor=inputs.anchor.data_ptr(),
             temperature=inputs.temperature.data_ptr(),
             seed=inputs.seed.data_ptr(),
+            logits=0 if out.logits is None else out.logits.data_ptr(),
             tokens=out.tokens.data_ptr(),
             mail=scratch["mail"].data_ptr(),
             round=scratch["round"].data_ptr(),
             clocks=self.clocks.data_ptr(),
             base_request_stride=inputs.base_logits.stride(0),
             base_step_stride=inputs.base_logits.stride(1),
+            logits_request_stride=0 if out.logits is None else out.logits.stride(0),
+            logits_step_stride=0 if out.logits is None else out.logits.stride(1),
             tokens_request_stride=out.tokens.stride(0),
             vocab=self.head.vocab,
             latent_vocab=self.head.vocab,
@@ -256,6 +262,8 @@ class CertifiedWalk:
                 requests=self.limits.max_batch,
             )
         )
+        if self.logits_pass and out.logits is not None:
+            self.logits_pass.launch(walk)
 
     def round(self) -> int:
         """The round of the next launch, see `kernels.walk.SampledWalk`."""

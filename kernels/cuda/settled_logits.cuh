@@ -1,21 +1,22 @@
 // Corrected logits of a walk whose tokens are settled: one pass over W2 for all steps at once, where a walk step by step reads W2 for each.
 //
 // Rule TWICE, of rows with temperature > 0, as a verifier that resamples needs them. Latents are rows of A, W2 rows columns of B, and both
-// are read in the chunks of certified/weigh.cuh: sums, and so logits, are those that the table had, bit for bit.
+// are read in the chunks of certified/weigh.cuh: sums, and so logits, are those that the table had, bit for bit. A warp loads its next rows
+// of W2 and their base logits before it multiplies: one at a time they would each cost a trip to memory.
 #pragma once
 #include "certified/rule.cuh"
-#include "common/unroll.cuh"
 
 namespace wts {
 
 struct LogitsShape {
-  int tiles;   // of 16 (request, step) columns that a CTA keeps: 1 in registers, more in shared memory
+  int tiles;   // of 16 (request, step) columns, of a CTA
+  int groups;  // of CTAs: each passes over W2 with its own columns
   bool early;  // starts before the walk has ended, and has its first rows of W2 by then
 };
 
 template <LogitsShape S>
 struct SettledLogits {
-  static constexpr int kWarps = 8, kThreads = 32 * kWarps, kRows = 16;  // of W2, of a warp at once
+  static constexpr int kWarps = 16, kThreads = 32 * kWarps, kRows = 16;  // of W2, of a warp at once
   static constexpr int kLatentBytes = 2 * kRank256 + 64;
   static constexpr int kColumns = 16 * S.tiles;
 
@@ -47,6 +48,7 @@ struct SettledLogits {
   // All threads: latents of the CTA's columns, which tokens decide.
   __device__ void fetch(int first_column) const {
     const int columns = p.batch * p.steps;
+#pragma unroll 1
     for (int i = threadIdx.x; i < kColumns * 32; i += kThreads) {
       const int own = i / 32, column = first_column + own, chunk = i % 32;
       const bool there = column < columns;
@@ -65,15 +67,13 @@ struct SettledLogits {
     __syncthreads();
   }
 
-  __device__ void latents(int tile, int i, uint4& low, uint4& high) const {
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const uint8_t* own = smem.latents + (tile * 16 + g) * kLatentBytes + (t + 4 * i) * 16;
-    low = *reinterpret_cast<const uint4*>(own);
-    high = *reinterpret_cast<const uint4*>(own + 8 * kLatentBytes);
-  }
+  // Columns g and g + 8 of a tile, rows 2 t and 2 t + 1 of each half: word [upper][half].
+  struct Words {
+    uint32_t of[2][2];
+  };
 
-  // Columns g and g + 8 of a tile, rows 2 t and 2 t + 1 of each half.
-  __device__ void store(int tile, int first, const float (&sums)[2][4]) const {
+  template <class Body>
+  __device__ void each_pair(int tile, int first, Body&& body) const {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int upper = 0; upper < 2; upper++) {
@@ -82,63 +82,65 @@ struct SettledLogits {
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         const int row = first + half * 8 + 2 * t;
-        const uint16_t* base = p.base + smem.base[column] + row;
-        uint16_t* logits = p.logits + smem.logits[column] + row;
-        const bool low_there = row < p.vocab, high_there = row + 1 < p.vocab;
-        const bool whole = high_there && (reinterpret_cast<uint64_t>(base) | reinterpret_cast<uint64_t>(logits)) % 4 == 0;
-        uint32_t both = 0;
-        if (whole) {
-          both = __ldg(reinterpret_cast<const uint32_t*>(base));
-        } else {
-          both = (low_there ? base[0] : 0) | (high_there ? static_cast<uint32_t>(base[1]) << 16 : 0);
-        }
-        float low = sums[half][2 * upper], high = sums[half][2 * upper + 1];
-        score_twice(low, high, widen(static_cast<uint16_t>(both)), widen(static_cast<uint16_t>(both >> 16)));
-        const uint32_t bits = pack_bf16(low, high);
-        if (whole) {
-          __stcs(reinterpret_cast<uint32_t*>(logits), bits);
-        } else {
-          if (low_there) logits[0] = static_cast<uint16_t>(bits);
-          if (high_there) logits[1] = static_cast<uint16_t>(bits >> 16);
-        }
+        if (row < p.vocab) body(upper, half, p.base + smem.base[column] + row, p.logits + smem.logits[column] + row, row + 1 < p.vocab);
       }
     }
   }
 
+  __device__ Words load_base(int tile, int first) const {
+    Words words{};
+    each_pair(tile, first, [&](int upper, int half, const uint16_t* base, uint16_t*, bool both) {
+      if (both && reinterpret_cast<uint64_t>(base) % 4 == 0) {
+        words.of[upper][half] = __ldg(reinterpret_cast<const uint32_t*>(base));
+      } else {
+        words.of[upper][half] = base[0] | (both ? static_cast<uint32_t>(base[1]) << 16 : 0);
+      }
+    });
+    return words;
+  }
+
+  __device__ void store(int tile, int first, const float (&sums)[2][4], const Words& base) const {
+    each_pair(tile, first, [&](int upper, int half, const uint16_t*, uint16_t* logits, bool both) {
+      float low = sums[half][2 * upper], high = sums[half][2 * upper + 1];
+      const uint32_t pair = base.of[upper][half];
+      score_twice(low, high, widen(static_cast<uint16_t>(pair)), widen(static_cast<uint16_t>(pair >> 16)));
+      const uint32_t bits = pack_bf16(low, high);
+      if (both && reinterpret_cast<uint64_t>(logits) % 4 == 0) {
+        __stcs(reinterpret_cast<uint32_t*>(logits), bits);
+      } else {
+        logits[0] = static_cast<uint16_t>(bits);
+        if (both) logits[1] = static_cast<uint16_t>(bits >> 16);
+      }
+    });
+  }
+
   __device__ void run() const {
-    const int stride = gridDim.x * kWarps * kRows;
-    int first = (blockIdx.x * kWarps + threadIdx.x / 32) * kRows;
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int ctas = gridDim.x / S.groups, stride = ctas * kWarps * kRows;
+    int first = (blockIdx.x % ctas * kWarps + threadIdx.x / 32) * kRows;
     Rows rows = load(first);
     if constexpr (S.early) wait_for_prerequisites();
-    fetch(blockIdx.y * kColumns);
-    uint4 low[8], high[8];
-    if constexpr (S.tiles == 1) {
-#pragma unroll
-      for (int i = 0; i < 8; i++) latents(0, i, low[i], high[i]);
-    }
+    fetch(blockIdx.x / ctas * kColumns);
 #pragma unroll 1
     for (; first < p.vocab; first += stride) {
-      const Rows ahead = load(first + stride);
 #pragma unroll 1
       for (int tile = 0; tile < S.tiles; tile++) {
+        const Words base = load_base(tile, first);
         float sums[2][4] = {};
+        const uint8_t* own = smem.latents + (tile * 16 + g) * kLatentBytes + t * 16;
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-          uint4 a, b;
-          if constexpr (S.tiles == 1) {
-            a = low[i], b = high[i];
-          } else {
-            latents(tile, i, a, b);
-          }
+          const uint4 a = *reinterpret_cast<const uint4*>(own + 64 * i),
+                      b = *reinterpret_cast<const uint4*>(own + 64 * i + 8 * kLatentBytes);
 #pragma unroll
           for (int half = 0; half < 2; half++) {
             mma_bf16(sums[half], make_uint4(a.x, b.x, a.y, b.y), rows.chunk[half][i].x, rows.chunk[half][i].y);
             mma_bf16(sums[half], make_uint4(a.z, b.z, a.w, b.w), rows.chunk[half][i].z, rows.chunk[half][i].w);
           }
         }
-        store(tile, first, sums);
+        if (tile == S.tiles - 1) rows = load(first + stride);  // on their way while logits are stored
+        store(tile, first, sums, base);
       }
-      rows = ahead;
     }
   }
 };

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.agreement import Agreement, check
+from kernels.agreement import Agreement, check, stray_logits
 from kernels.backends.certified_sm80 import CertifiedOptions, CertifiedSm80, CertifiedWalk
 from kernels.device import load
 from kernels.heads.markov import MarkovHead
+from kernels.sampling import is_sampled
+from kernels.settled_logits import LogitsLayout
 from kernels.synthetic import synthetic_inputs
 from kernels.walk import Draft, Limits, Rounding, Unsupported, WalkInputs
 from tests.kernels.arm import H200, SPIN_LIMIT, TEMPERATURES
@@ -77,7 +79,7 @@ def test_tokens_are_the_oracles(vocab: int, batch: int, steps: int, sampling: bo
 
 @gpu
 @pytest.mark.parametrize(
-    "options", [{"candidates": 128}, {"listed": 32}, {"listed": 128}, {"local": 1}, {"vectors": 1}, {"vectors": 8, "local": 3}]
+    "options", [{"candidates": 128}, {"listed": 32}, {"listed": 128}, {"wanted": 1}, {"vectors": 1}, {"vectors": 8, "wanted": 3}]
 )
 def test_any_layout_is_right(options: dict[str, Any]) -> None:
     walk = prepared(head_of(VOCAB), 2, 5, True, **options)
@@ -173,6 +175,27 @@ def test_nan_and_infinities(sampling: bool) -> None:
         assert_right(walk, inputs)
 
 
+UNTOUCHED = 7.0
+
+
+@gpu
+@pytest.mark.parametrize(("vocab", "batch", "steps"), [(VOCAB, 1, 16), (10_007, 5, 7), (VOCAB, 64, 7)])
+@pytest.mark.parametrize(("padding", "offset"), [(0, 0), (15, 1), (8, 8)])
+def test_drawn_rows_keep_their_logits_and_greedy_rows_stay_untouched(vocab: int, batch: int, steps: int, padding: int, offset: int) -> None:
+    walk, inputs = prepared(head_of(vocab), batch, steps, True), with_temperatures(peaked(vocab, steps, batch, 0))
+    storage = torch.full((batch, steps, vocab + padding), UNTOUCHED, dtype=BF16, device="cuda")
+    logits = storage[..., offset : offset + vocab]
+    draft, round = Draft(Draft.like(inputs).tokens, logits), walk.round()
+    walk.launch(inputs, draft)
+    torch.cuda.synchronize()
+    found = check(draft.tokens, walk.head, inputs, Rounding.TWICE, noise=walk.noise, round=round)
+    assert found.ok, found.reason
+    sampled = is_sampled(inputs.temperature)
+    assert stray_logits(logits, draft.tokens, walk.head, inputs, Rounding.TWICE, rows=sampled) == 0
+    assert bool((logits[~sampled] == UNTOUCHED).all()), "greedy rows"
+    assert bool((storage[..., :offset] == UNTOUCHED).all() & (storage[..., offset + vocab :] == UNTOUCHED).all()), "padding"
+
+
 @gpu
 @pytest.mark.parametrize("offset", [0, 1, 8])
 def test_strided_base_at_odd_addresses_and_wild_anchors(offset: int) -> None:
@@ -215,12 +238,13 @@ def test_refusals() -> None:
     ):
         with pytest.raises(Unsupported, match=message):
             backend.prepare(bad, limits, device)
-    for options, message in (
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"candidates": 64}, "128 or 256"),
         ({"listed": 48}, "32, 64 or 128"),
         ({"vectors": 9}, "1 to 8"),
-        ({"local": 0}, "1 to 32"),
-    ):
+        ({"wanted": 0}, "1 to 24"),
+    ]
+    for options, message in refused:
         with pytest.raises(ValueError, match=message):
             CertifiedOptions(**options)
 
@@ -235,3 +259,11 @@ def test_layouts_cover_the_vocabulary_and_the_previous_tokens(vocab: int, batch:
     assert layout.parts == 1 or layout.parts * batch * steps <= H200.sms
     assert layout.team * batch <= H200.sms
     assert layout.smem_bytes <= 64 * 1024 + 8192
+
+
+@pytest.mark.parametrize("columns", [1, 16, 17, 112, 256, 257, 448, 1024, 2048])
+def test_every_column_has_its_place(columns: int) -> None:
+    layout = LogitsLayout.of(columns)
+    assert 16 * layout.tiles * layout.groups >= columns
+    assert 16 * layout.tiles * (layout.groups - 1) < columns, "no group without columns"
+    assert layout.smem_bytes <= H200.smem_bytes_per_cta

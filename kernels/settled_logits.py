@@ -1,0 +1,59 @@
+"""Corrected logits of a walk whose tokens are settled, in one pass over W2: what a verifier that resamples needs of rows with temperature > 0."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernels.build import Kernel, build
+from kernels.device import DeviceSpec
+from kernels.driver import Function, LaunchShape
+from kernels.params import Params
+from kernels.persistent import cpp, entry_source, load
+
+_HEADER, _ENTRY, _THREADS = "settled_logits.cuh", "settled_logits", 512
+_COLUMN_BYTES = 576 + 16  # of shared memory
+_MOST_TILES = 16  # of 16 columns: 148 KB of shared memory
+
+
+@dataclass(frozen=True)
+class LogitsLayout:
+    """See LogitsShape of settled_logits.cuh."""
+
+    tiles: int
+    groups: int
+    early: bool
+
+    @classmethod
+    def of(cls, columns: int, early: bool = False) -> LogitsLayout:
+        """For so many (request, step) pairs: as few passes over W2 as shared memory allows, with columns evenly among them."""
+        tiles = -(-columns // 16)
+        groups = -(-tiles // _MOST_TILES)
+        return cls(-(-tiles // groups), groups, early)
+
+    @property
+    def smem_bytes(self) -> int:
+        return 16 * self.tiles * _COLUMN_BYTES
+
+
+@dataclass(frozen=True)
+class SettledLogits:
+    """The pass, ready to run after a walk on its stream."""
+
+    function: Function
+    kernel: Kernel
+
+    @classmethod
+    def prepare(cls, columns: int, device: DeviceSpec, early: bool = False) -> SettledLogits:
+        layout = LogitsLayout.of(columns, early)
+        kernel = compile_logits(layout, device)
+        return cls(load(kernel, LaunchShape(device.sms * layout.groups, _THREADS, layout.smem_bytes, programmatic=early)), kernel)
+
+    def launch(self, walk: Params) -> None:
+        """`walk`: of the walk before, with the logits to write. Its weights and latents are W2 and W1 as they are."""
+        self.function.launch(walk)
+
+
+def compile_logits(layout: LogitsLayout, device: DeviceSpec) -> Kernel:
+    """Needs no GPU."""
+    fields = cpp(tiles=layout.tiles, groups=layout.groups, early=layout.early)
+    return build(entry_source(_HEADER, _ENTRY, _THREADS, f"wts::LogitsShape{{{fields}}}"), _ENTRY, device.arch)
