@@ -25,11 +25,12 @@ from kernels.registry import register
 from kernels.settled_logits import SettledLogits
 from kernels.walk import Draft, Head, Limits, NanRule, NoiseRule, Resources, Rounding, Unsupported, WalkInputs
 
-_HEADER, _ENTRY, _THREADS = "walk_certified.cuh", "walk_certified", 512
+_HEADER, _ENTRY = "walk_certified.cuh", "walk_certified"
 _RANK, _MAX_STEPS, _MAX_BATCH, _MAX_VOCAB = 256, 32, 64, 1 << 18
 _LINE_ROWS, _LATENT_BYTES = 64, 576
 _MAIL_BYTES, _ARRIVED_WORDS = 1088, 8
 _MOST_VECTORS = 8
+PHASES = ("begun", "offered", "awaited", "picked", "gathered", "multiplied", "weighed", "tabled", "fetched", "walked")  # Phase of certified/params.cuh
 _OFFERED = 1024  # rows that the slices of a step offer together, about
 
 
@@ -58,24 +59,28 @@ assert ctypes.sizeof(CertifiedParams) == 240, "certified/params.cuh mirrors this
 @dataclass(frozen=True)
 class CertifiedOptions:
     """candidates: of a step, by base logits, 128 or 256; None takes 256 for up to 32 (request, step) pairs, else 128
+    previous:   the best of them, for which the next step's winner is in the table; None takes 128 and 64
     listed:     rows of every token's list, by bias
     vectors:    16-byte loads of a lane, so 256 times that many rows are a slice; None makes a slice a warp, if that can be
     wanted:     best rows that a slice offers; None makes about 1,024 of a step
+    warps:      of a CTA: 16, or 8 with two CTAs a SM; None takes 8 where CTAs have several tables to make
     """
 
     candidates: int | None = None
+    previous: int | None = None
     listed: int = 64
     vectors: int | None = None
     wanted: int | None = None
+    warps: int | None = None
     clocks: bool = False
     spin_limit: int = 0
     allow_spills: bool = True
 
     def __post_init__(self) -> None:
-        if self.candidates not in (None, 128, 256):
-            raise ValueError(f"certified_sm80 has 128 or 256 candidates; got {self.candidates}.")
-        if self.listed not in (32, 64, 128):
-            raise ValueError(f"certified_sm80 lists 32, 64 or 128 rows; got {self.listed}.")
+        for name, known in (("candidates", (None, 128, 256)), ("previous", (None, 32, 64, 128, 256)), ("listed", (32, 64, 128)), ("warps", (None, 8, 16))):
+            if getattr(self, name) not in known:
+                words = ", ".join(str(each) for each in known if each)
+                raise ValueError(f"certified_sm80 has {name} of {words}; got {getattr(self, name)}.")
         for name, highest in (("vectors", _MOST_VECTORS), ("wanted", 24)):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= highest:
@@ -88,24 +93,32 @@ class CertifiedLayout:
 
     sampling: bool
     ctas: int
+    warps: int
     slices: int
     vectors: int
     wanted: int
     local: int
     candidates: int
+    previous: int
     block: int
-    listed: int
     parts: int
+    extras: int
     team: int
+    listed: int
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
 
     @property
     def smem_bytes(self) -> int:
         """Dynamic shared memory of a CTA: struct Smem of walk_certified.cuh, which checks it."""
-        each = -(-self.slices * self.local // (_THREADS // 2))
+        half = self.warps // 2
         sets = 2 * (8 * self.candidates + 16)
-        scratch = 2 * 4 * (512 + 8 + 8 * each + 1)
+        places = 32 * half * -(-self.slices * self.local // (32 * half))
+        scratch = 2 * (8 * places + 4 * (512 + half + places // 32 + 4))
         weigh = self.block * _LATENT_BYTES + 8 * (self.candidates // 16 + 1) * self.block + 8 * self.candidates + 4 * self.block
-        return -(-(sets + scratch + weigh + 4 * _MAX_STEPS * self.candidates + 640) // 128) * 128
+        return -(-(512 * self.warps * self.vectors + sets + scratch + weigh + 4 * _MAX_STEPS * self.previous + 640) // 128) * 128
 
 
 @register
@@ -124,56 +137,74 @@ class CertifiedSm80:
     def place(self, vocab: int, limits: Limits, device: DeviceSpec) -> CertifiedLayout:
         """A slice a warp where all slices find a warp; else slices as long as registers allow."""
         options, pairs, lines = self.options, limits.max_batch * limits.max_steps, -(-vocab // _LINE_ROWS)
+        few = pairs <= 32
+        candidates = options.candidates or (256 if few else 128)
+        warps = options.warps or (16 if few or candidates == 256 else 8)
+        ctas = device.sms * (16 // warps)
         vectors = options.vectors
         if vectors is None:
-            fitting = (v for v in range(1, _MOST_VECTORS) if pairs * -(-lines // (4 * v)) <= 16 * device.sms)
+            fitting = (v for v in range(1, _MOST_VECTORS) if pairs * -(-lines // (4 * v)) <= warps * ctas)
             vectors = next(fitting, _MOST_VECTORS)
         slices = -(-lines // (4 * vectors))
         wanted = options.wanted or min(24, max(1, -(-_OFFERED // slices)))
-        candidates = options.candidates or (256 if pairs <= 32 else 128)
-        block = 16 if candidates == 256 and pairs <= device.sms // 16 else 32
-        parts = max(1, min(device.sms // pairs, candidates // block))
-        while candidates % parts or candidates // parts % block:
+        previous = min(candidates, options.previous or (128 if few else 64))
+        block = 16 if candidates == 16 * warps and few else 32
+        parts = max(1, min(ctas // pairs, previous // block))
+        while previous % (parts * block):
             parts -= 1
         return CertifiedLayout(
             sampling=limits.sampling,
-            ctas=device.sms,
+            ctas=ctas,
+            warps=warps,
             slices=slices,
             vectors=vectors,
             wanted=wanted,
-            local=min(32, wanted + max(4, wanted // 2)),
+            local=min(32, (wanted + max(4, wanted // 2) + 1) // 2 * 2),
             candidates=candidates,
+            previous=previous,
             block=block,
-            listed=options.listed,
             parts=parts,
-            team=device.sms // limits.max_batch,
+            extras=32,
+            team=ctas // limits.max_batch,
+            listed=options.listed,
         )
 
     def compile(self, layout: CertifiedLayout, device: DeviceSpec) -> Kernel:
         """Needs no GPU."""
         fields = cpp(
+            warps=layout.warps,
             sampling=layout.sampling,
             slices=layout.slices,
             vectors=layout.vectors,
             wanted=layout.wanted,
             local=layout.local,
             candidates=layout.candidates,
+            previous=layout.previous,
             block=layout.block,
             parts=layout.parts,
+            extras=layout.extras,
             team=layout.team,
             list=layout.listed,
             smem_bytes=layout.smem_bytes,
             clocks=self.options.clocks,
         )
         shape = f"wts::CertifiedShape{{{fields}}}"
-        source = entry_source(_HEADER, _ENTRY, _THREADS, shape, spin_limit=self.options.spin_limit, params="CertifiedParams")
+        source = entry_source(
+            _HEADER,
+            _ENTRY,
+            layout.threads,
+            shape,
+            spin_limit=self.options.spin_limit,
+            params="CertifiedParams",
+            ctas_per_sm=layout.ctas // device.sms,
+        )
         return build(source, _ENTRY, device.arch, allow_spills=self.options.allow_spills)
 
     def prepare(self, head: Head, limits: Limits, device: DeviceSpec) -> CertifiedWalk:
         markov = _admit(head, limits, device)
         layout = self.place(markov.vocab, limits, device)
         kernel = self.compile(layout, device)
-        function = load(kernel, LaunchShape(layout.ctas, _THREADS, layout.smem_bytes, cooperative=True))
+        function = load(kernel, LaunchShape(layout.ctas, layout.threads, layout.smem_bytes, cooperative=True))
         lists = kernel_lists(markov, layout.listed)
         resources = Resources(
             registers=kernel.registers,
@@ -191,6 +222,7 @@ class CertifiedSm80:
 class CertifiedWalk:
     """One launch a walk, and one more where logits are wanted. Owns what CTAs leave for one another, so launches must follow one another on a stream.
 
+    clocks: [2 * len(PHASES)] int64 cycles of the second and the last CTA, with the option clocks=true
     tally: [max_batch, 2] int64, of all launches: steps that the table did not settle, and those of them that had to be searched
     """
 
@@ -214,12 +246,12 @@ class CertifiedWalk:
             "offered": torch.zeros(pairs * layout.slices * layout.local, dtype=torch.int64, device=device),
             "passed_over": torch.zeros(pairs * layout.slices, dtype=torch.int32, device=device),
             "largest": torch.zeros(pairs * layout.slices, device=device),
-            "table": torch.zeros(pairs * layout.candidates, dtype=torch.int32, device=device),
-            "extra": torch.zeros(pairs * layout.block, dtype=torch.int64, device=device),
+            "table": torch.zeros(pairs * layout.previous, dtype=torch.int32, device=device),
+            "extra": torch.zeros(pairs * layout.extras, dtype=torch.int64, device=device),
         }
         object.__setattr__(self, "_scratch", made)
         object.__setattr__(self, "tally", torch.zeros(self.limits.max_batch, 2, dtype=torch.int64, device=device))
-        object.__setattr__(self, "clocks", torch.zeros(64, dtype=torch.int64, device=device))
+        object.__setattr__(self, "clocks", torch.zeros(2 * len(PHASES), dtype=torch.int64, device=device))
 
     def launch(self, inputs: WalkInputs, out: Draft) -> None:
         """Enqueue the walk of the requests in `inputs`."""

@@ -29,17 +29,22 @@ template <CertifiedShape S>
 struct Certified {
   using Set = typename Pick<S>::Set;
   using Weigher = Weigh<S>;
+  static constexpr int kThreads = 32 * S.warps;
   static constexpr uint32_t kExtraSlots = 64, kEmpty = ~0u;
+  static_assert(S.extras <= 32 && S.extras % S.block == 0 && S.previous % (S.parts * S.block) == 0 && S.previous <= S.candidates);
 
   struct Smem {
+    typename Offer<S>::Slice slices[S.warps];
     Set sets[2];  // candidates of the job's step and of the one before
     typename Pick<S>::Scratch scratch[2];
     typename Weigher::Smem weigh;
-    alignas(16) uint32_t table[kCertifiedSteps * S.candidates];
+    alignas(16) uint32_t table[kCertifiedSteps * S.previous];
     Job job;
-    int task;                             // of the next table
-    uint32_t round;                       // launches before this one
-    uint32_t extra[kExtraSlots], extras;  // winners that are no candidates: a hash set, and how many
+    int task;                          // of the next table
+    Mail* bank;                        // of this launch
+    uint32_t round;                    // launches before this one
+    uint32_t extra[kExtraSlots];       // winners that were not weighed as previous tokens: a hash set
+    uint32_t named[S.extras], extras;  // the same in a row, and how many
     Order order;
     // Where the chase of a leader is: the next step, and where the token before it stands in the table; -1 where it does not.
     struct {
@@ -56,7 +61,7 @@ struct Certified {
   const CertifiedParams& p;
   Smem& smem;
 
-  __device__ Mail& mail(int request) const { return mail_bank(p, smem.round)[request]; }
+  __device__ Mail& mail(int request) const { return smem.bank[request]; }
   // Whom this CTA serves once all tables are there.
   __device__ int request() const { return blockIdx.x / S.team; }
   __device__ int member() const { return blockIdx.x % S.team; }
@@ -69,32 +74,22 @@ struct Certified {
   __device__ uint32_t anchor(int request) const {
     return static_cast<uint32_t>(max(int64_t{0}, min(p.walk.anchor[request], static_cast<int64_t>(p.walk.vocab - 1))));
   }
-  __device__ uint32_t* table(int request, int step) const { return p.table + static_cast<int64_t>(pair(request, step)) * S.candidates; }
+  __device__ uint32_t* table(int request, int step) const { return p.table + static_cast<int64_t>(pair(request, step)) * S.previous; }
   __device__ int tasks() const { return 1 + (p.walk.steps - 1) * S.parts; }  // of a request: step 0 has one previous token
-
-  __device__ void stamp(int index) const {
-    if constexpr (S.clocks) {
-      if ((blockIdx.x == 0 || blockIdx.x == gridDim.x - 1) && threadIdx.x == 0) {
-        int64_t* at = p.walk.clocks + (blockIdx.x > 0) * 32 + 2 * index;
-        at[0] = clock64();
-        at[1] = static_cast<int64_t>(globaltimer_ns());
-      }
-    }
-  }
 
   __device__ void clear_other_bank() const {
     uint64_t* other = reinterpret_cast<uint64_t*>(mail_bank(p, smem.round + 1));
     const int words = p.requests * static_cast<int>(sizeof(Mail) / 8);
     if (blockIdx.x == 0 && threadIdx.x == 0) *arrived(p, smem.round + 1) = 0;
 #pragma unroll 1
-    for (int i = blockIdx.x * kCertifiedThreads + threadIdx.x; i < words; i += gridDim.x * kCertifiedThreads) other[i] = 0;
+    for (int i = blockIdx.x * kThreads + threadIdx.x; i < words; i += gridDim.x * kThreads) other[i] = 0;
   }
 
   __device__ void offer() const {
-    const Offer<S> offer{p};
+    const Offer<S> offer{p, smem.slices[threadIdx.x / 32]};
     const int steps = p.walk.steps, all = p.walk.batch * steps * S.slices;
 #pragma unroll 1
-    for (int i = threadIdx.x / 32 * gridDim.x + blockIdx.x; i < all; i += kCertifiedWarps * gridDim.x) {
+    for (int i = threadIdx.x / 32 * gridDim.x + blockIdx.x; i < all; i += S.warps * gridDim.x) {
       const int of = i / S.slices;
       offer.slice(of / steps, of % steps, of, i % S.slices, smem.round, mail(of / steps));
     }
@@ -120,40 +115,44 @@ struct Certified {
     return {order.number == kDismissed ? Job::kDone : Job::kSearch, request(), static_cast<int>(order.step), 0};
   }
 
-  // The first warp of a leader: follow the table as far as it goes.
+  // The first warp of a leader: follow the table as far as it goes. Lane k keeps the entry of step k, so that no step waits for a store.
   __device__ Job follow() const {
-    auto at = smem.at;
+    int step = smem.at.step, place = smem.at.place;
+    uint32_t previous = smem.at.previous, mine = 0;
     __syncwarp();
-    const int lane = threadIdx.x % 32;
-    int64_t* tokens = p.walk.tokens + request() * p.walk.tokens_request_stride;
-    while (at.step < p.walk.steps) {
-      const uint32_t entry = at.place >= 0 ? smem.table[at.step * S.candidates + at.place] : extra_entry(at.step, at.previous);
+    const int lane = threadIdx.x % 32, start = step;
+#pragma unroll 1
+    for (; step < p.walk.steps; step++) {
+      uint32_t entry = place >= 0 && place < S.previous ? smem.table[step * S.previous + place] : kNobody;
+      if (entry == kNobody) entry = extra_entry(step, previous);
       if (!(entry & kProved)) break;
-      at.previous = certified_row(entry);
-      at.place = static_cast<int>(certified_place(entry)) - 1;
-      if (lane == 0) tokens[at.step] = at.previous;
-      at.step++;
+      if (lane == step) mine = entry;
+      previous = certified_row(entry);
+      place = static_cast<int>(certified_place(entry)) - 1;
     }
+    const bool done = step == p.walk.steps;
     if (lane == 0) {
-      smem.at = at;
-      smem.settled += at.step < p.walk.steps;
-      if (at.step == p.walk.steps) Order{kDismissed, 0, 0, 0}.post(mail(request()));
+      smem.at = {step, place, previous};
+      smem.settled += !done;
+      if (done) Order{kDismissed, 0, 0, 0}.post(mail(request()));
     }
-    return {at.step < p.walk.steps ? Job::kSettle : Job::kDone, request(), at.step, 0};
+    if (lane >= start && lane < step) p.walk.tokens[request() * p.walk.tokens_request_stride + lane] = certified_row(mine);
+    return {done ? Job::kDone : Job::kSettle, request(), step, 0};
   }
 
-  // One warp: what follows a winner of the step before that is no candidate; 0 where nobody weighed that.
+  // One warp: what follows a winner of the step before that the table does not have; 0 where nobody weighed it.
   __device__ uint32_t extra_entry(int step, uint32_t previous) const {
+    if (step == 0) return 0;
     await_at_least(&mail(request()).extras[step], 1);
     const int lane = threadIdx.x % 32;
-    const uint64_t mine = lane < S.block ? __ldcg(p.extra + static_cast<int64_t>(pair(request(), step)) * S.block + lane) : kNoExtra;
+    const uint64_t mine = lane < S.extras ? __ldcg(p.extra + static_cast<int64_t>(pair(request(), step)) * S.extras + lane) : kNoExtra;
     const uint32_t votes = __ballot_sync(~0u, static_cast<uint32_t>(mine >> 32) == previous);
     return votes ? __shfl_sync(~0u, static_cast<uint32_t>(mine), __ffs(votes) - 1) : 0;
   }
 
   // All threads of a leader: the whole table, once it is there.
   __device__ void fetch() const {
-    for (int step = threadIdx.x; step < p.walk.steps; step += kCertifiedThreads)
+    for (int step = threadIdx.x; step < p.walk.steps; step += kThreads)
       await_at_least(&mail(request()).tables[step], step > 0 ? S.parts : 1);
     if (threadIdx.x == 0) {
       if (request() == 0) {  // once all CTAs know the round, it may be another one
@@ -164,10 +163,10 @@ struct Certified {
       smem.fetched = true;
     }
     __syncthreads();
-    stamp(3);
-    const uint4* source = reinterpret_cast<const uint4*>(p.table + static_cast<int64_t>(pair(request(), 0)) * S.candidates);
+    phase<S>(p, Phase::kFetched);
+    const uint4* source = reinterpret_cast<const uint4*>(p.table + static_cast<int64_t>(pair(request(), 0)) * S.previous);
 #pragma unroll 1
-    for (int i = threadIdx.x; i < p.walk.steps * S.candidates / 4; i += kCertifiedThreads)
+    for (int i = threadIdx.x; i < p.walk.steps * S.previous / 4; i += kThreads)
       reinterpret_cast<uint4*>(smem.table)[i] = __ldcg(source + i);
   }
 
@@ -177,44 +176,49 @@ struct Certified {
     const bool settles = job.kind == Job::kSettle, alone = settles || step == 0;  // one previous token
     if (thread < 2 && step >= thread) await_at_least(&mail(job.request).offered[step - thread], S.slices);
     __syncthreads();
+    phase<S>(p, Phase::kAwaited);
     Pick<S>::run(p, {pair(job.request, step), pair(job.request, max(0, step - 1))}, smem.sets, smem.scratch);
     Weigher weigh{p, RowRule<S.sampling>::of(p.walk, job.request, step, smem.round), base(job.request, step), smem.sets[0], smem.weigh, {}};
+    phase<S>(p, Phase::kPicked);
     weigh.gather();
-    const int own = S.candidates / S.parts, start = job.part * own;
-    const int there = alone ? 1 : max(0, min(static_cast<int>(smem.sets[1].count) - start, own));
-    const int blocks = alone ? 1 : own / S.block;
-    const bool extra = !alone && job.part == 0;
+    constexpr int kOwn = S.previous / S.parts, kExtraTurns = S.extras / S.block;
+    const int start = job.part * kOwn, turns = alone ? 1 : kOwn / S.block;
+    const int there = alone ? 1 : static_cast<int>(smem.sets[1].previous) - start;
+    const int all = turns + (alone || job.part > 0 ? 0 : kExtraTurns);
+    int named = 0;
 #pragma unroll 1
-    for (int turn = 0; turn < blocks + extra; turn++) {
-      const bool extras = turn == blocks;
-      const int first = turn * S.block;
-      int count = min(S.block, there - first);
-      if (extras) {
-        count = name_extra(job);
-      } else if (thread < count) {
+    for (int turn = 0; turn < all; turn++) {
+      const bool extras = turn >= turns;
+      const int first = (extras ? turn - turns : turn) * S.block;
+      if (turn == turns) named = name_extra(job);
+      const int count = max(0, min(S.block, (extras ? named : there) - first));
+      if (thread < count) {
         const uint32_t only = settles ? smem.at.previous : anchor(job.request);
-        smem.weigh.previous[thread] = alone ? only : smem.sets[1].row[start + first + thread];
+        smem.weigh.previous[thread] = extras ? smem.named[first + thread] : alone ? only : smem.sets[1].row[start + first + thread];
       }
       __syncthreads();
       if (count > 0) weigh.block(count);
       if (thread < S.block) {
-        const uint64_t best = thread < count ? smem.weigh.best[Weigher::kTiles][thread] : 0;
-        const bool proved = thread < count && weigh.proved(thread);
-        const uint32_t entry = thread < count ? table_entry(best, proved) : kNobody;
+        const bool weighed = thread < count, proved = weighed && weigh.proved(thread);
+        const uint64_t best = weighed ? smem.weigh.best[Weigher::kTiles][thread] : 0;
+        const uint32_t entry = weighed ? table_entry(best, proved) : kNobody;
         if (settles) {
           if (thread == 0) smem.best = best, smem.proved = proved;
         } else if (extras) {
-          const uint64_t token = thread < count ? smem.weigh.previous[thread] : kEmpty;
-          __stcg(p.extra + static_cast<int64_t>(pair(job.request, step)) * S.block + thread, token << 32 | entry);
+          const uint64_t token = weighed ? smem.weigh.previous[thread] : kEmpty;
+          __stcg(p.extra + static_cast<int64_t>(pair(job.request, step)) * S.extras + first + thread, token << 32 | entry);
         } else {
           __stcg(table(job.request, step) + start + first + thread, entry);
         }
       }
       __syncthreads();
-      if (thread == 0 && !settles && turn >= blocks - 1)
+      if (thread == 0 && !settles && (turn == turns - 1 || turn == all - 1))
         red_add_release(extras ? &mail(job.request).extras[step] : &mail(job.request).tables[step], 1);
     }
-    if (!settles) return;
+    if (!settles) {
+      phase<S>(p, Phase::kWeighed);
+      return;
+    }
     if (smem.proved) {
       conclude();
     } else if (thread == 0) {
@@ -223,7 +227,7 @@ struct Certified {
     }
   }
 
-  // All threads: winners of the step before that are no candidates become previous tokens, each once. How many.
+  // All threads: winners of the step before that were not weighed as previous tokens are named, each once. How many.
   __device__ int name_extra(const Job& job) const {
     const int thread = threadIdx.x, before = job.step - 1;
     if (thread < kExtraSlots) smem.extra[thread] = kEmpty;
@@ -232,12 +236,12 @@ struct Certified {
       await_at_least(&mail(job.request).tables[before], before > 0 ? S.parts : 1);
     }
     __syncthreads();
-    if (thread < (before > 0 ? S.candidates : 1)) {
-      const uint32_t entry = __ldcg(table(job.request, before) + thread);
-      if (certified_place(entry) == 0) remember(certified_row(entry));
+    if (thread < (before > 0 ? S.previous : 1)) {
+      const uint32_t entry = __ldcg(table(job.request, before) + thread), place = certified_place(entry);
+      if (entry != kNobody && (place == 0 || place > smem.sets[1].previous)) remember(certified_row(entry));
     }
     __syncthreads();
-    return min(S.block, static_cast<int>(smem.extras));
+    return min(S.extras, static_cast<int>(smem.extras));
   }
 
   // One thread: a token for name_extra, unless another thread has named it or there are too many.
@@ -248,7 +252,7 @@ struct Certified {
       if (found == token) return;
       if (found == kEmpty) {
         const uint32_t place = atomicAdd(&smem.extras, 1);
-        if (place < S.block) smem.weigh.previous[place] = token;
+        if (place < S.extras) smem.named[place] = token;
         return;
       }
     }
@@ -289,7 +293,7 @@ struct Certified {
     float most = 0.0f;
     const float* of = p.largest + static_cast<int64_t>(pair(job.request, job.step)) * S.slices;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < S.slices; i += kCertifiedThreads) most = fmaxf(most, __ldcg(of + i));
+    for (int i = threadIdx.x; i < S.slices; i += kThreads) most = fmaxf(most, __ldcg(of + i));
     const uint32_t bits = __reduce_max_sync(~0u, __float_as_uint(most));
     if (threadIdx.x % 32 == 0) atomicMax(reinterpret_cast<uint32_t*>(&smem.sets[0].largest), bits);
     __syncthreads();
@@ -307,9 +311,10 @@ struct Certified {
   }
 
   __device__ void run() const {
-    stamp(0);
+    phase<S>(p, Phase::kBegun);
     if (threadIdx.x == 0) {
       smem.round = *static_cast<volatile const uint32_t*>(p.walk.round);
+      smem.bank = mail_bank(p, smem.round);
       smem.task = blockIdx.x;
       red_add_release(arrived(p, smem.round), 1);
       smem.order.number = 0;
@@ -319,7 +324,7 @@ struct Certified {
     __syncthreads();
     clear_other_bank();
     offer();
-    stamp(1);
+    phase<S>(p, Phase::kOffered);
 #pragma unroll 1
     while (true) {
       __syncthreads();
@@ -332,7 +337,7 @@ struct Certified {
       const Job& job = smem.job;
       if (job.kind == Job::kDone) break;
       if (job.kind == Job::kFetch) {
-        stamp(2);
+        phase<S>(p, Phase::kTabled);
         fetch();
       } else if (job.kind == Job::kSearch) {
         search(job);
@@ -341,7 +346,7 @@ struct Certified {
       }
     }
     if (threadIdx.x > 0 || !leads() || request() >= p.walk.batch) return;
-    stamp(4);
+    phase<S>(p, Phase::kWalked);
     p.tally[2 * request()] += smem.settled;
     p.tally[2 * request() + 1] += smem.order.number;
   }

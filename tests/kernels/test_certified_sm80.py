@@ -79,7 +79,7 @@ def test_tokens_are_the_oracles(vocab: int, batch: int, steps: int, sampling: bo
 
 @gpu
 @pytest.mark.parametrize(
-    "options", [{"candidates": 128}, {"listed": 32}, {"listed": 128}, {"wanted": 1}, {"vectors": 1}, {"vectors": 8, "wanted": 3}]
+    "options", [{"candidates": 128}, {"candidates": 128, "warps": 8}, {"previous": 256}, {"previous": 32}, {"listed": 32}, {"listed": 128}, {"wanted": 1}, {"vectors": 1}, {"vectors": 8, "wanted": 3}]
 )
 def test_any_layout_is_right(options: dict[str, Any]) -> None:
     walk = prepared(head_of(VOCAB), 2, 5, True, **options)
@@ -239,8 +239,10 @@ def test_refusals() -> None:
         with pytest.raises(Unsupported, match=message):
             backend.prepare(bad, limits, device)
     refused: list[tuple[dict[str, Any], str]] = [
-        ({"candidates": 64}, "128 or 256"),
-        ({"listed": 48}, "32, 64 or 128"),
+        ({"candidates": 64}, "candidates of 128, 256"),
+        ({"listed": 48}, "listed of 32, 64, 128"),
+        ({"previous": 8}, "previous of 32"),
+        ({"warps": 4}, "warps of 8, 16"),
         ({"vectors": 9}, "1 to 8"),
         ({"wanted": 0}, "1 to 24"),
     ]
@@ -255,10 +257,11 @@ def test_refusals() -> None:
 def test_layouts_cover_the_vocabulary_and_the_previous_tokens(vocab: int, batch: int, steps: int) -> None:
     layout = CertifiedSm80(CertifiedOptions()).place(vocab, Limits(batch, steps), H200)
     assert layout.slices * layout.vectors * 256 >= vocab
-    assert layout.candidates % (layout.parts * layout.block) == 0
-    assert layout.parts == 1 or layout.parts * batch * steps <= H200.sms
-    assert layout.team * batch <= H200.sms
-    assert layout.smem_bytes <= 64 * 1024 + 8192
+    assert layout.previous % (layout.parts * layout.block) == 0
+    assert layout.parts == 1 or layout.parts * batch * steps <= layout.ctas
+    assert 1 <= layout.team <= layout.ctas // batch
+    assert layout.warps * layout.ctas == 16 * H200.sms
+    assert layout.smem_bytes * layout.ctas // H200.sms <= H200.smem_bytes_per_cta
 
 
 @pytest.mark.parametrize("columns", [1, 16, 17, 112, 256, 257, 448, 1024, 2048])

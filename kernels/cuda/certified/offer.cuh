@@ -1,11 +1,11 @@
 // Which rows of a step may win: every warp looks through a slice of its base logits and offers the best few.
 //
 // Lines of 64 rows are dealt to slices in turn, since token ids are sorted by frequency: of neighbours many would be good at once. A row
-// counts by the upper half of its order, which is all of a greedy one's; two rows share a register. The threshold of a slice is the
-// `wanted`th largest of its lanes' best rows, so a few more rows than that reach it.
+// counts by the upper half of its order, which is all of a greedy one's. The threshold of a slice is the `wanted`th largest of its lanes'
+// best rows, so a few more rows than that reach it. A slice lies in shared memory, and loops are not unrolled: with a cold L2 a walk waits
+// for its own instructions.
 #pragma once
 #include "certified/rule.cuh"
-#include "common/unroll.cuh"
 
 namespace wts {
 
@@ -24,60 +24,68 @@ __device__ inline uint32_t order_of_upper(uint32_t upper) { return upper << 16 |
 
 template <CertifiedShape S>
 struct Offer {
-  static constexpr int kWords = 4 * S.vectors, kLineRows = 64;
+  static constexpr int kLineRows = 64;
   using Rule = RowRule<S.sampling>;
+  // Of every lane of a warp its vectors: base logits, then the upper orders in their place.
+  using Slice = uint4[S.vectors][32];
   static_assert(S.wanted <= S.local && S.local <= 32 && S.vectors <= 8);
 
   const CertifiedParams& p;
+  Slice& own;
 
   __device__ static int first_row(int slice, int vector) {
     const int lane = threadIdx.x % 32;
     return (slice + S.slices * (lane / 8 + 4 * vector)) * kLineRows + lane % 8 * 8;
   }
 
-  // Eight base logits of one lane, from row `first` on; what lies past the vocabulary is anything.
-  __device__ static uint4 load(const uint16_t* row, bool aligned, int first, int vocab) {
-    if (aligned && first + 8 <= vocab) return __ldg(reinterpret_cast<const uint4*>(row + first));
-    uint32_t words[4] = {};
+  // Bring this lane's base logits; what lies past the vocabulary is anything.
+  __device__ void load(const uint16_t* row, int slice) const {
+    const int lane = threadIdx.x % 32;
+    const bool aligned = reinterpret_cast<uint64_t>(row) % 16 == 0;
 #pragma unroll 1
-    for (int e = 0; e < 8 && first + e < vocab; e++) {
-      const uint32_t shifted = static_cast<uint32_t>(row[first + e]) << (e % 2 * 16);
-#pragma unroll
-      for (int w = 0; w < 4; w++) words[w] |= e / 2 == w ? shifted : 0;
+    for (int i = 0; i < S.vectors; i++) {
+      const int first = first_row(slice, i);
+      if (aligned && first + 8 <= p.walk.vocab) {
+        copy_async_16(&own[i][lane], row + first);
+      } else {
+        uint16_t* target = reinterpret_cast<uint16_t*>(&own[i][lane]);
+#pragma unroll 1
+        for (int e = 0; e < 8 && first + e < p.walk.vocab; e++) target[e] = row[first + e];
+      }
     }
-    return make_uint4(words[0], words[1], words[2], words[3]);
+    copy_async_wait();  // a lane reads only what it brought itself
   }
 
-  // Eight rows' upper orders, two a word; 0 past the vocabulary. `largest` grows by finite logits; sampling only.
-  __device__ static void rate(const Rule& rule, const uint4& loaded, int first, int vocab, uint32_t (&upper)[4], float& largest) {
-    const uint32_t pairs[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
+  // Eight rows' upper orders; 0 past the vocabulary. `largest` grows by finite logits; sampling only.
+  __device__ uint4 rate(const Rule& rule, const uint4& pairs, int first, float& largest) const {
+    uint4 upper = pairs;
+    uint32_t* words = reinterpret_cast<uint32_t*>(&upper);
     if constexpr (S.sampling) {
-#pragma unroll 1
-      for (int half = 0; half < 2; half++) {
-        Words noise{};
-        if (!rule.greedy) noise = rule.words(first + 4 * half);
+      Words noise[2] = {};
 #pragma unroll
-        for (int w = 0; w < 2; w++) {
-          const uint32_t pair = half == 0 ? pairs[w] : pairs[2 + w];
-          uint32_t orders[2];
+      for (int half = 0; half < 2; half++)
+        if (!rule.greedy) noise[half] = rule.words(first + 4 * half);
 #pragma unroll
-          for (int e = 0; e < 2; e++) {
-            const float logit = widen(static_cast<uint16_t>(pair >> (16 * e)));
-            if (fabsf(logit) < -kMinusInfinity) largest = fmaxf(largest, fabsf(logit));
-            orders[e] = rule.order(logit, rule.greedy ? 0.0f : gumbel(noise.w[2 * w + e]));
-          }
-          const uint32_t word = __byte_perm(orders[0], orders[1], 0x7632);
-          upper[w] = half == 0 ? word : upper[w], upper[2 + w] = word;
+      for (int w = 0; w < 4; w++) {
+        uint32_t orders[2];
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          const float logit = widen(static_cast<uint16_t>(words[w] >> (16 * e)));
+          if (fabsf(logit) < -kMinusInfinity) largest = fmaxf(largest, fabsf(logit));
+          orders[e] = rule.order(logit, rule.greedy ? 0.0f : gumbel(noise[w / 2].w[w % 2 * 2 + e]));
         }
+        words[w] = __byte_perm(orders[0], orders[1], 0x7632);
       }
     } else {
 #pragma unroll
-      for (int w = 0; w < 4; w++) upper[w] = upper_orders(pairs[w]);
+      for (int w = 0; w < 4; w++) words[w] = upper_orders(words[w]);
     }
-    if (first + 8 > vocab) {
+    if (first + 8 > p.walk.vocab) {
 #pragma unroll
-      for (int w = 0; w < 4; w++) upper[w] &= (first + 2 * w < vocab ? 0xFFFFu : 0) | (first + 2 * w + 1 < vocab ? 0xFFFF0000u : 0);
+      for (int w = 0; w < 4; w++)
+        words[w] &= (first + 2 * w < p.walk.vocab ? 0xFFFFu : 0) | (first + 2 * w + 1 < p.walk.vocab ? 0xFFFF0000u : 0);
     }
+    return upper;
   }
 
   // The largest threshold that `wanted` lanes' best reach; 0 where fewer lanes have a row.
@@ -89,33 +97,41 @@ struct Offer {
     return found;
   }
 
+  // Which of this lane's rows reach `least`: bit 8 i + e is element e of vector i.
+  __device__ uint64_t reaching(uint32_t least) const {
+    uint64_t hits = 0;
+#pragma unroll 1
+    for (int i = S.vectors - 1; i >= 0; i--) {
+      const uint4 upper = own[i][threadIdx.x % 32];
+      const uint32_t* words = reinterpret_cast<const uint32_t*>(&upper);
+      uint32_t bits = 0;
+#pragma unroll
+      for (int w = 0; w < 4; w++) {
+        const uint32_t reached = __vcmpgeu2(words[w], least | least << 16);
+        bits |= ((reached & 1u) | (reached >> 30 & 2u)) << (2 * w);
+      }
+      hits = hits << 8 | bits;
+    }
+    return hits;
+  }
+
   // One warp: slice `slice` of a step of a request. `pair` numbers requests and steps.
   __device__ void slice(int request, int step, int pair, int slice, uint32_t round, Mail& mail) const {
     const Params& walk = p.walk;
     const int lane = threadIdx.x % 32;
     const uint16_t* row = walk.base + request * walk.base_request_stride + step * walk.base_step_stride;
-    const bool aligned = reinterpret_cast<uint64_t>(row) % 16 == 0;
-    uint4 loaded[S.vectors];
-#pragma unroll
-    for (int i = 0; i < S.vectors; i++) loaded[i] = load(row, aligned, first_row(slice, i), walk.vocab);
+    load(row, slice);
     const Rule rule = Rule::of(walk, request, step, round);
-    uint32_t upper[kWords], both = 0;
+    uint32_t both = 0;
     float largest = 0.0f;
-    unrolled<S.vectors>([&](auto i) {
-      uint32_t words[4];
-      rate(rule, loaded[i], first_row(slice, i), walk.vocab, words, largest);
-#pragma unroll
-      for (int w = 0; w < 4; w++) upper[4 * i + w] = words[w], both = __vmaxu2(both, words[w]);
-    });
-    const uint32_t best = max(both & 0xFFFFu, both >> 16), least = max(threshold(best), 1u);
-    uint64_t hits = 0;
-    if (best >= least) {
-#pragma unroll
-      for (int w = 0; w < kWords; w++) {
-        const uint32_t reached = __vcmpgeu2(upper[w], least | least << 16);
-        hits |= static_cast<uint64_t>((reached & 1u) | (reached >> 30 & 2u)) << (2 * w);
-      }
+#pragma unroll 1
+    for (int i = 0; i < S.vectors; i++) {
+      const uint4 upper = rate(rule, own[i][lane], first_row(slice, i), largest);
+      own[i][lane] = upper;
+      both = __vmaxu2(both, __vmaxu2(__vmaxu2(upper.x, upper.y), __vmaxu2(upper.z, upper.w)));
     }
+    const uint32_t best = max(both & 0xFFFFu, both >> 16), least = max(threshold(best), 1u);
+    uint64_t hits = best >= least ? reaching(least) : 0;
     const int64_t at = static_cast<int64_t>(pair) * S.slices + slice;
     uint64_t* offered = p.offered + at * S.local;
     int count = 0;
@@ -123,8 +139,8 @@ struct Offer {
     for (uint32_t votes; (votes = __ballot_sync(~0u, hits != 0)) != 0; count += __popc(votes)) {
       const int place = count + __popc(votes & ((1u << lane) - 1));
       if (hits != 0 && place < S.local) {
-        const int element = __ffsll(static_cast<int64_t>(hits)) - 1, own = first_row(slice, element / 8) + element % 8;
-        offered[place] = static_cast<uint64_t>(rule.order(widen(__ldg(row + own)), rule.noise(own))) << 32 | own;
+        const int element = __ffsll(static_cast<int64_t>(hits)) - 1, here = first_row(slice, element / 8) + element % 8;
+        offered[place] = static_cast<uint64_t>(rule.order(widen(__ldg(row + here)), rule.noise(here))) << 32 | here;
       }
       hits &= hits - 1;
     }

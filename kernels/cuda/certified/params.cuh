@@ -7,18 +7,20 @@ namespace wts {
 
 constexpr int kCertifiedSteps = 32;  // of a launch; kernels/backends/certified_sm80.py refuses more
 constexpr int kRank256 = 256;
-constexpr int kCertifiedWarps = 16, kCertifiedThreads = 32 * kCertifiedWarps;
 
 // How a walk is laid out. A slice is what one warp looks through: 256 * vectors rows of a step's base logits, in lines of 64.
 struct CertifiedShape {
+  int warps;       // of a CTA: 16, or 8 where two CTAs share an SM
   bool sampling;   // rows with temperature > 0 are drawn, rule GUMBEL; else all are greedy
   int slices;      // of a step
   int vectors;     // 16-byte loads of a lane
   int wanted;      // best rows that a slice offers, if it has as many, and not many more
   int local;       // places for them
   int candidates;  // of a step, at most: 128 or 256
+  int previous;    // the best of them, which are weighed as previous tokens of the next step
   int block;       // previous tokens that are weighed together: 16 or 32
   int parts;       // CTAs that share the table of a step
+  int extras;      // winners that are not among those, but are weighed nevertheless
   int team;        // CTAs of a request
   int list;        // rows that each token's list names: 64
   int smem_bytes;  // dynamic
@@ -33,8 +35,8 @@ struct CertifiedParams {
   uint64_t* offered;            // [pairs, slices, local] order of a row's base logit (or noised one) << 32 | row
   uint32_t* passed_over;        // [pairs, slices] order of the best that a slice does not offer
   float* largest;               // [pairs, slices] largest |base logit| that is finite; sampling only
-  uint32_t* table;              // [pairs, candidates] what follows a candidate of the step before: an entry
-  uint64_t* extra;              // [pairs, block] what follows the step before's winners that are no candidates: token << 32 | entry
+  uint32_t* table;              // [pairs, previous] what follows one of the step before's candidates: an entry
+  uint64_t* extra;              // [pairs, extras] what follows its winners that are not among those: token << 32 | entry
   int64_t* tally;               // [requests, 2] steps that were weighed again, steps that were searched; of all launches
   int32_t requests;             // that a bank of mail has room for
   int32_t padding;
@@ -71,6 +73,16 @@ __device__ inline uint64_t await_at_least(const uint64_t* word, uint64_t count) 
     WTS_COUNT_POLL(polls, static_cast<int>(count))
   } while (seen < count);
   return seen;
+}
+
+// When the second CTA (of the second step's table) and the last one (the last request's leader) came to the end of a phase.
+enum class Phase { kBegun, kOffered, kAwaited, kPicked, kGathered, kMultiplied, kWeighed, kTabled, kFetched, kWalked, kCount };
+template <CertifiedShape S>
+__device__ void phase(const CertifiedParams& p, Phase phase) {
+  if constexpr (S.clocks) {
+    const bool last = blockIdx.x == gridDim.x - 1;
+    if (threadIdx.x == 0 && (blockIdx.x == 1 || last)) p.walk.clocks[last * static_cast<int>(Phase::kCount) + static_cast<int>(phase)] = clock64();
+  }
 }
 
 // A key: larger score first, then the lower row. `place` is the row's among the step's candidates plus one, 0 for none: of two scores of

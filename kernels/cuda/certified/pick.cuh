@@ -9,25 +9,27 @@ namespace wts {
 
 template <CertifiedShape S>
 struct Pick {
-  static constexpr int kWarps = kCertifiedWarps / 2, kThreads = 32 * kWarps;  // half a CTA
+  static constexpr int kWarps = S.warps / 2, kThreads = 32 * kWarps;  // half a CTA
   static constexpr int kOffered = S.slices * S.local, kEach = (kOffered + kThreads - 1) / kThreads;
+  static constexpr int kPlaces = kEach * kThreads;
   static constexpr int kBins = 512;  // values of a bf16 below the best: four binades. What lies lower is no candidate.
-  static_assert(kWarps == 8 && kBins % kThreads == 0);
+  static_assert(S.local % 2 == 0, "copied 16 bytes at a time");
+  static_assert(kBins % kThreads == 0 && kBins % 32 == 0 && S.candidates < 1 << 16);
 
   struct Set {
     uint32_t order[S.candidates];
     uint32_t row[S.candidates];
-    uint32_t count;
-    uint32_t outside;  // the largest order of all other rows
-    float largest;     // |base logit|; sampling only
-    uint32_t padding;
+    uint32_t count, previous;  // how many; the first of them may be previous tokens, see CertifiedShape
+    uint32_t outside;          // the largest order of all other rows
+    float largest;             // |base logit|; sampling only
   };
 
   struct Scratch {
+    alignas(16) uint64_t key[kPlaces];
     uint32_t bins[kBins];
     uint32_t best[kWarps];
     uint32_t before[kEach][kWarps];
-    int cut;
+    int cut, previous_cut;
   };
 
   // All threads; ends with a barrier. Each half of the CTA picks the candidates of one step.
@@ -37,12 +39,8 @@ struct Pick {
     Set& set = sets[half];
     Scratch& scratch = both[half];
     const uint64_t* offered = p.offered + static_cast<int64_t>(pair) * kOffered;
-    uint64_t key[kEach];
-#pragma unroll
-    for (int j = 0; j < kEach; j++) {
-      const int i = thread + j * kThreads;
-      key[j] = i < kOffered ? __ldcg(offered + i) : 0;
-    }
+#pragma unroll 1
+    for (int i = thread; i < kOffered / 2; i += kThreads) copy_async_16(&scratch.key[2 * i], offered + 2 * i);
     const int64_t at = static_cast<int64_t>(pair) * S.slices;
     uint32_t outside = 0;
     float largest = 0.0f;
@@ -53,27 +51,31 @@ struct Pick {
     }
 #pragma unroll
     for (int i = thread; i < kBins; i += kThreads) scratch.bins[i] = 0;
+    if (kOffered < kPlaces && thread < kPlaces - kOffered) scratch.key[kOffered + thread] = 0;
+    copy_async_wait();
+    __syncthreads();
     uint32_t best = 0;
-#pragma unroll
-    for (int j = 0; j < kEach; j++) best = max(best, order(key[j]));
+#pragma unroll 1
+    for (int i = thread; i < kOffered; i += kThreads) best = max(best, order(scratch.key[i]));
     best = __reduce_max_sync(~0u, best);
     if (lane == 0) scratch.best[warp] = best;
     if (thread == 0) set.outside = 0, set.largest = 0.0f;
     __syncthreads();
     best = __reduce_max_sync(~0u, scratch.best[lane % kWarps]) >> 16;
-#pragma unroll
-    for (int j = 0; j < kEach; j++)
-      if (const uint32_t own = bin(key[j], best); own < kBins) atomicAdd(&scratch.bins[own], 1);
+#pragma unroll 1
+    for (int i = thread; i < kOffered; i += kThreads)
+      if (const uint32_t own = bin(scratch.key[i], best); own < kBins) atomicAdd(&scratch.bins[own], 1);
     __syncthreads();
     if (warp == 0) cut(scratch);
     __syncthreads();
-    const int last = scratch.cut;
-#pragma unroll
+    const int last = scratch.cut, last_previous = scratch.previous_cut;
+#pragma unroll 1
     for (int j = 0; j < kEach; j++) {
-      const bool taken = static_cast<int>(bin(key[j], best)) <= last;
-      if (!taken) outside = max(outside, order(key[j]));
-      const uint32_t votes = __ballot_sync(~0u, taken);
-      if (lane == 0) scratch.before[j][warp] = __popc(votes);
+      const uint64_t key = scratch.key[thread + j * kThreads];
+      const int own = static_cast<int>(bin(key, best));
+      if (own > last) outside = max(outside, order(key));
+      const uint32_t previous = __ballot_sync(~0u, own <= last_previous), others = __ballot_sync(~0u, own <= last) & ~previous;
+      if (lane == 0) scratch.before[j][warp] = __popc(previous) | __popc(others) << 16;
     }
     outside = __reduce_max_sync(~0u, outside);
     if (lane == 0) atomicMax(&set.outside, outside);
@@ -84,13 +86,17 @@ struct Pick {
     __syncthreads();
     if (warp == 0) count_before(scratch, set);
     __syncthreads();
-#pragma unroll
+#pragma unroll 1
     for (int j = 0; j < kEach; j++) {
-      const bool taken = static_cast<int>(bin(key[j], best)) <= last;
-      const uint32_t place = scratch.before[j][warp] + __popc(__ballot_sync(~0u, taken) & ((1u << lane) - 1));
-      if (taken) {
-        set.order[place] = order(key[j]);
-        set.row[place] = static_cast<uint32_t>(key[j]);
+      const uint64_t key = scratch.key[thread + j * kThreads];
+      const int own = static_cast<int>(bin(key, best));
+      const uint32_t previous = __ballot_sync(~0u, own <= last_previous), others = __ballot_sync(~0u, own <= last) & ~previous;
+      const uint32_t lower = (1u << lane) - 1, before = scratch.before[j][warp];
+      if (own <= last) {
+        const uint32_t place =
+            own <= last_previous ? (before & 0xFFFFu) + __popc(previous & lower) : set.previous + (before >> 16) + __popc(others & lower);
+        set.order[place] = order(key);
+        set.row[place] = static_cast<uint32_t>(key);
       }
     }
     __syncthreads();
@@ -104,22 +110,25 @@ struct Pick {
     return key == 0 ? kBins : min(best - (order(key) >> 16), static_cast<uint32_t>(kBins));
   }
 
-  // One warp: the last bin that still fits; -1 where not even the first does.
+  // One warp: the last bins that still fit; -1 where not even the first does.
   __device__ static void cut(Scratch& scratch) {
     constexpr int kOwn = kBins / 32;
     const int lane = threadIdx.x % 32;
-    uint32_t own[kOwn], sum = 0;
-#pragma unroll
-    for (int i = 0; i < kOwn; i++) own[i] = sum += scratch.bins[lane * kOwn + i];
-    const uint32_t before = sum_of_lower_lanes(sum);
-    int fit = 0;  // bins of this lane that fit: those after one that does not, do not either
-#pragma unroll
-    for (int i = 0; i < kOwn; i++) fit += before + own[i] <= S.candidates;
-    fit = __reduce_add_sync(~0u, fit);
-    if (lane == 0) scratch.cut = fit - 1;
+    uint32_t sum = 0;
+#pragma unroll 1
+    for (int i = 0; i < kOwn; i++) sum += scratch.bins[lane * kOwn + i];
+    uint32_t through = sum_of_lower_lanes(sum);
+    int fit = 0, previous = 0;  // bins of this lane that fit: those after one that does not, do not either
+#pragma unroll 1
+    for (int i = 0; i < kOwn; i++) {
+      through += scratch.bins[lane * kOwn + i];
+      fit += through <= S.candidates, previous += through <= S.previous;
+    }
+    fit = __reduce_add_sync(~0u, fit), previous = __reduce_add_sync(~0u, previous);
+    if (lane == 0) scratch.cut = fit - 1, scratch.previous_cut = previous - 1;
   }
 
-  // One warp: from counts of warps to counts of all before.
+  // One warp: from counts of warps to counts of all before, of previous tokens and of others in the halves of a word.
   __device__ static void count_before(Scratch& scratch, Set& set) {
     const int lane = threadIdx.x % 32;
     uint32_t running = 0;
@@ -130,7 +139,7 @@ struct Pick {
       if (lane < kWarps) scratch.before[j][lane] = before;
       running = __shfl_sync(~0u, before + own, 31);
     }
-    if (lane == 0) set.count = running;
+    if (lane == 0) set.previous = running & 0xFFFFu, set.count = set.previous + (running >> 16);
   }
 
   __device__ static uint32_t sum_of_lower_lanes(uint32_t own) {

@@ -45,8 +45,8 @@ struct Search {
     const uint32_t needed = certified_order(order.best);
     const uint4 latent = __ldg(reinterpret_cast<const uint4*>(walk.latents) + static_cast<int64_t>(order.previous) * 32 + lane);
     uint64_t best = 0;
-    const int stride = S.team * kCertifiedThreads;
-    for (int begin = (member * kCertifiedWarps + warp) * 32; begin < walk.vocab; begin += kAhead * stride) {
+    const int stride = S.team * (32 * S.warps);
+    for (int begin = (member * S.warps + warp) * 32; begin < walk.vocab; begin += kAhead * stride) {
       float logits[kAhead];
 #pragma unroll
       for (int ahead = 0; ahead < kAhead; ahead++) {

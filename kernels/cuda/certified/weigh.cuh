@@ -13,13 +13,14 @@ template <CertifiedShape S>
 struct Weigh {
   using Rule = RowRule<S.sampling>;
   using Set = typename Pick<S>::Set;
+  static constexpr int kThreads = 32 * S.warps;
   static constexpr int kTiles = S.candidates / 16;          // of 16 candidates, one a warp
-  static constexpr int kHalves = kCertifiedWarps / kTiles;  // warps that share a tile, each with its part of the previous tokens
+  static constexpr int kHalves = S.warps / kTiles;          // warps that share a tile, each with its part of the previous tokens
   static constexpr int kRowTiles = S.block / 16 / kHalves;  // of 16 previous tokens, of a warp
   static constexpr int kLatentBytes = 2 * kRank256 + 64;    // 36 chunks apart, so that eight lanes meet eight groups of banks
-  static constexpr int kListLoads = S.block * S.list / kCertifiedThreads;
-  static_assert(kTiles * kHalves == kCertifiedWarps && kRowTiles * kHalves * 16 == S.block);
-  static_assert(S.list % 32 == 0 && kListLoads * kCertifiedThreads == S.block * S.list);
+  static constexpr int kListLoads = S.block * S.list / kThreads;
+  static_assert(kTiles * kHalves == S.warps && kRowTiles * kHalves * 16 == S.block);
+  static_assert(S.list % 32 == 0 && kListLoads * kThreads == S.block * S.list);
 
   struct Smem {
     alignas(16) uint8_t latents[S.block * kLatentBytes];
@@ -48,7 +49,7 @@ struct Weigh {
       for (int i = 0; i < 8; i++) weights[half][i] = __ldg(source + 4 * i);
     }
 #pragma unroll 1
-    for (int place = threadIdx.x; place < S.candidates; place += kCertifiedThreads) {
+    for (int place = threadIdx.x; place < S.candidates; place += kThreads) {
       const bool there = place < set.count;
       if constexpr (S.sampling) {
         smem.base[place] = there ? widen(base[set.row[place]]) : kMinusInfinity;
@@ -64,7 +65,7 @@ struct Weigh {
   __device__ void block(int count) {
     const int thread = threadIdx.x;
 #pragma unroll 1
-    for (int i = thread; i < S.block * 32; i += kCertifiedThreads) {
+    for (int i = thread; i < S.block * 32; i += kThreads) {
       if (i / 32 >= count) break;
       copy_async_16(smem.latents + i / 32 * kLatentBytes + i % 32 * 16,
                     p.walk.latents + (static_cast<int64_t>(smem.previous[i / 32]) * 32 + i % 32) * 16);
@@ -72,10 +73,12 @@ struct Weigh {
     lists(count);
     copy_async_wait();
     __syncthreads();
+    phase<S>(p, Phase::kGathered);
     products(count);
     __syncthreads();
+    phase<S>(p, Phase::kMultiplied);
 #pragma unroll 1
-    for (int i = thread / 32; i < count; i += kCertifiedWarps) {
+    for (int i = thread / 32; i < count; i += S.warps) {
       uint64_t best = thread % 32 <= kTiles ? smem.best[thread % 32][i] : 0;
 #pragma unroll
       for (int distance = 16; distance > 0; distance /= 2) best = max(best, __shfl_xor_sync(~0u, best, distance));
@@ -95,30 +98,36 @@ struct Weigh {
 
  private:
   __device__ void lists(int count) {
-    const int thread = threadIdx.x, lane = thread % 32;
-    int32_t row[kListLoads];
-    uint16_t bias[kListLoads], logit[kListLoads];
-    bool there[kListLoads];
+    constexpr int kAtOnce = kListLoads < 4 ? kListLoads : 4;
+#pragma unroll 1
+    for (int first = 0; first < kListLoads; first += kAtOnce) list_entries<kAtOnce>(count, first);
+  }
+
+  template <int kAtOnce>
+  __device__ void list_entries(int count, int first) {
+    const int lane = threadIdx.x % 32;
+    int32_t row[kAtOnce];
+    uint16_t bias[kAtOnce], logit[kAtOnce];
+    const auto entry = [&](int j) { return static_cast<int>(threadIdx.x) + (first + j) * kThreads; };
 #pragma unroll
-    for (int j = 0; j < kListLoads; j++) {
-      const int i = thread + j * kCertifiedThreads, previous = i / S.list;
-      there[j] = previous < count;
-      const int64_t at = static_cast<int64_t>(there[j] ? smem.previous[previous] : 0) * S.list + i % S.list;
-      row[j] = there[j] ? __ldg(p.list_rows + at) : 0;
-      bias[j] = there[j] ? __ldg(p.list_biases + at) : 0;
+    for (int j = 0; j < kAtOnce; j++) {
+      const int previous = entry(j) / S.list;
+      const int64_t at = static_cast<int64_t>(smem.previous[previous < count ? previous : 0]) * S.list + entry(j) % S.list;
+      row[j] = __ldg(p.list_rows + at);
+      bias[j] = __ldg(p.list_biases + at);
     }
 #pragma unroll
-    for (int j = 0; j < kListLoads; j++) logit[j] = there[j] ? __ldg(base + row[j]) : 0;
+    for (int j = 0; j < kAtOnce; j++) logit[j] = __ldg(base + row[j]);
 #pragma unroll
-    for (int j = 0; j < kListLoads; j++) {
+    for (int j = 0; j < kAtOnce; j++) {
       float low = __fadd_rn(widen(logit[j]), widen(bias[j])), high = 0.0f;  // the bias is rounded already
       round_bf16(low, high);
       const uint32_t order = rule.order(low, rule.noise(row[j]));
       const uint32_t best = __reduce_max_sync(~0u, order);
       const uint32_t lowest = ~__reduce_max_sync(~0u, order == best ? ~static_cast<uint32_t>(row[j]) : 0u);
       constexpr int kRounds = S.list / 32;
-      const int i = (thread + j * kCertifiedThreads) / 32;  // 32 entries of one list
-      if (lane == 0 && there[j]) list_best(i / kRounds, i % kRounds) = certified_key(best, lowest, 0);
+      const int i = entry(j) / 32;  // 32 entries of one list
+      if (lane == 0 && i / kRounds < count) list_best(i / kRounds, i % kRounds) = certified_key(best, lowest, 0);
     }
   }
 
