@@ -74,7 +74,7 @@ class CertifiedOptions:
     warps: int | None = None
     clocks: bool = False
     spin_limit: int = 0
-    allow_spills: bool = True
+    allow_spills: bool = False
 
     def __post_init__(self) -> None:
         for name, known in (("candidates", (None, 128, 256)), ("previous", (None, 32, 64, 128, 256)), ("listed", (32, 64, 128)), ("warps", (None, 8, 16))):

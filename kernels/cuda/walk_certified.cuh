@@ -41,6 +41,7 @@ struct Certified {
     alignas(16) uint32_t table[kCertifiedSteps * S.previous];
     Job job;
     int task;                          // of the next table
+    int request, member;               // whom this CTA serves once all tables are there, and its place in the team
     Mail* bank;                        // of this launch
     uint32_t round;                    // launches before this one
     uint32_t extra[kExtraSlots];       // winners that were not weighed as previous tokens: a hash set
@@ -62,9 +63,8 @@ struct Certified {
   Smem& smem;
 
   __device__ Mail& mail(int request) const { return smem.bank[request]; }
-  // Whom this CTA serves once all tables are there.
-  __device__ int request() const { return blockIdx.x / S.team; }
-  __device__ int member() const { return blockIdx.x % S.team; }
+  __device__ int request() const { return smem.request; }
+  __device__ int member() const { return smem.member; }
   __device__ bool leads() const { return member() == S.team - 1; }
 
   __device__ int pair(int request, int step) const { return request * p.walk.steps + step; }
@@ -183,15 +183,14 @@ struct Certified {
     weigh.gather();
     constexpr int kOwn = S.previous / S.parts, kExtraTurns = S.extras / S.block;
     const int start = job.part * kOwn, turns = alone ? 1 : kOwn / S.block;
-    const int there = alone ? 1 : static_cast<int>(smem.sets[1].previous) - start;
     const int all = turns + (alone || job.part > 0 ? 0 : kExtraTurns);
-    int named = 0;
 #pragma unroll 1
     for (int turn = 0; turn < all; turn++) {
       const bool extras = turn >= turns;
       const int first = (extras ? turn - turns : turn) * S.block;
-      if (turn == turns) named = name_extra(job);
-      const int count = max(0, min(S.block, (extras ? named : there) - first));
+      if (turn == turns) name_extra(job);
+      const int there = extras ? smem.extras : alone ? 1 : smem.sets[1].previous - start;
+      const int count = max(0, min(S.block, there - first));
       if (thread < count) {
         const uint32_t only = settles ? smem.at.previous : anchor(job.request);
         smem.weigh.previous[thread] = extras ? smem.named[first + thread] : alone ? only : smem.sets[1].row[start + first + thread];
@@ -227,8 +226,8 @@ struct Certified {
     }
   }
 
-  // All threads: winners of the step before that were not weighed as previous tokens are named, each once. How many.
-  __device__ int name_extra(const Job& job) const {
+  // All threads: winners of the step before that were not weighed as previous tokens are named, each once.
+  __device__ void name_extra(const Job& job) const {
     const int thread = threadIdx.x, before = job.step - 1;
     if (thread < kExtraSlots) smem.extra[thread] = kEmpty;
     if (thread == 0) {
@@ -241,7 +240,6 @@ struct Certified {
       if (entry != kNobody && (place == 0 || place > smem.sets[1].previous)) remember(certified_row(entry));
     }
     __syncthreads();
-    return min(S.extras, static_cast<int>(smem.extras));
   }
 
   // One thread: a token for name_extra, unless another thread has named it or there are too many.
@@ -316,6 +314,7 @@ struct Certified {
       smem.round = *static_cast<volatile const uint32_t*>(p.walk.round);
       smem.bank = mail_bank(p, smem.round);
       smem.task = blockIdx.x;
+      smem.request = blockIdx.x / S.team, smem.member = blockIdx.x % S.team;
       red_add_release(arrived(p, smem.round), 1);
       smem.order.number = 0;
       smem.proved = true, smem.fetched = false;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from kernels import clock
+from kernels.backends.certified_sm80 import CertifiedOptions, CertifiedSm80
 from kernels.backends.pdl_chain import PdlChain, PdlChainOptions
 from kernels.backends.resident_sm90 import ResidentOptions, ResidentSm90
 from kernels.backends.streaming_sm90 import StreamingOptions, StreamingSm90
@@ -20,13 +21,14 @@ from kernels.build import Kernel, build
 from kernels.device import load
 from kernels.placement import BatchedPlacement, Placement
 from kernels.registry import backends
+from kernels.settled_logits import LogitsLayout, compile_logits
 from kernels.walk import Limits, NoOptions
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings; install it with: pip install -e '.[gpu]'")
 HoldInCpp = Callable[[str, Iterable[str]], None]
 CudaShape = Callable[[Placement | BatchedPlacement], str]
 CONFIGS = Path(__file__).resolve().parent.parent.parent / "configs"
-DEVICES = {"sm_90a": load("h200")}
+DEVICES = {"sm_90a": load("h200"), "sm_80": replace(load("h200"), arch="sm_80")}
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,10 @@ def vllm_int8(vocab: int, batch: int = 1, sampling: bool = False) -> Case:
 
 def chain(vocab: int, batch: int = 1, **options: Any) -> Case:
     return Case("pdl_chain", vocab, Limits(batch, 16), tuple(options.items()))
+
+
+def certified(vocab: int, batch: int = 1, steps: int = 16, sampling: bool = False, **options: Any) -> Case:
+    return Case("certified_sm80", vocab, Limits(batch, steps, sampling), tuple(options.items()))
 
 
 # Vocabularies, batches and temperatures, the paper's heads most; NVRTC takes two to three seconds for each. Beside a case stand the register
@@ -103,6 +109,14 @@ CASES: dict[Case, int] = {
     chain(151_936): 0,
     chain(151_936, weights="bf16"): 0,
     chain(248_320, batch=4): 0,
+    certified(151_936): 0,
+    certified(151_936, steps=7): 0,
+    certified(151_936, sampling=True): 0,
+    certified(248_320, steps=15): 0,
+    certified(151_936, batch=64, steps=7): 0,
+    certified(151_936, batch=16, steps=16, sampling=True): 0,
+    certified(1_000, batch=3, steps=5, sampling=True): 0,
+    certified(151_936, batch=4, steps=7, candidates=128, previous=32, listed=128): 0,
 }
 BOUNDED = [resident(1_000, spin_limit=1000), resident(1_000, batch=64, spin_limit=1000)]
 
@@ -118,6 +132,9 @@ def fitted(case: Case, arch: str) -> tuple[Placement | BatchedPlacement | None, 
     if case.name == "pdl_chain":
         rival = PdlChain(PdlChainOptions(**options))
         return None, rival.compile(rival.place(case.vocab, case.limits.max_batch, device), device)[0]
+    if case.name == "certified_sm80":
+        walk = CertifiedSm80(CertifiedOptions(**options))
+        return None, walk.compile(walk.place(case.vocab, case.limits, device), device)
     backend = StreamingSm90(StreamingOptions(**options))
     return None, backend.compile(backend.tiles(case.vocab, device), device)
 
@@ -132,6 +149,13 @@ def test_walks_compile_without_spills(case: Case) -> None:
         assert kernel.static_smem_bytes == 0, "all shared memory is dynamic, as the planner counts it"
         if isinstance(placement, Placement):
             assert placement.register_tiles == CASES[case]
+
+
+@pytest.mark.parametrize("arch", DEVICES)
+@pytest.mark.parametrize("columns", [16, 112, 1024])
+def test_the_pass_that_writes_logits_compiles(arch: str, columns: int) -> None:
+    kernel = compile_logits(LogitsLayout.of(columns), DEVICES[arch])
+    assert kernel.registers <= 128, "16 warps a CTA"
 
 
 def test_batched_cases_reach_every_path(hold_in_cpp: HoldInCpp, cuda_shape: CudaShape) -> None:

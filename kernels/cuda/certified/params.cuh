@@ -81,7 +81,8 @@ template <CertifiedShape S>
 __device__ void phase(const CertifiedParams& p, Phase phase) {
   if constexpr (S.clocks) {
     const bool last = blockIdx.x == gridDim.x - 1;
-    if (threadIdx.x == 0 && (blockIdx.x == 1 || last)) p.walk.clocks[last * static_cast<int>(Phase::kCount) + static_cast<int>(phase)] = clock64();
+    if (threadIdx.x == 0 && (blockIdx.x == 1 || last))
+      p.walk.clocks[last * static_cast<int>(Phase::kCount) + static_cast<int>(phase)] = clock64();
   }
 }
 

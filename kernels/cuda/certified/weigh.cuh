@@ -63,7 +63,7 @@ struct Weigh {
   // All threads: `count` previous tokens in smem.previous (the others anything valid). Then smem.best[kTiles] holds the best keys. Begins
   // after a barrier and ends with one.
   __device__ void block(int count) {
-    const int thread = threadIdx.x;
+    const int thread = fresh_thread();
 #pragma unroll 1
     for (int i = thread; i < S.block * 32; i += kThreads) {
       if (i / 32 >= count) break;

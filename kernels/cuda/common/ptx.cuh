@@ -12,6 +12,13 @@ using cuda::std::uint8_t;
 
 __device__ inline uint32_t smem_address(const void* pointer) { return static_cast<uint32_t>(__cvta_generic_to_shared(pointer)); }
 
+// 10.1: threadIdx.x, read anew, so that nothing computed from it is kept in registers from one turn of a loop to the next.
+__device__ inline int fresh_thread() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
 // 9.7.14.5: D[16,8] += A[16,32] B[32,8], int8 in, int32 out. Not volatile: independent chains may interleave.
 __device__ inline void mma_s8(int32_t (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
