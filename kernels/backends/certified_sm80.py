@@ -64,6 +64,7 @@ class CertifiedOptions:
     vectors:    16-byte loads of a lane, so 256 times that many rows are a slice; None makes a slice a warp, if that can be
     wanted:     best rows that a slice offers; None makes about 1,024 of a step
     warps:      of a CTA: 16, or 8 with two CTAs a SM; None takes 8 where CTAs have several tables to make
+    early:      the pass that writes logits is launched before the walk has ended (programmatic dependent launch; sm_90)
     """
 
     candidates: int | None = None
@@ -72,6 +73,7 @@ class CertifiedOptions:
     vectors: int | None = None
     wanted: int | None = None
     warps: int | None = None
+    early: bool = False
     clocks: bool = False
     spin_limit: int = 0
     allow_spills: bool = False
@@ -186,6 +188,7 @@ class CertifiedSm80:
             team=layout.team,
             list=layout.listed,
             smem_bytes=layout.smem_bytes,
+            early=self.options.early,
             clocks=self.options.clocks,
         )
         shape = f"wts::CertifiedShape{{{fields}}}"
@@ -214,7 +217,7 @@ class CertifiedSm80:
             cubin_sha256=kernel.cubin_sha256,
             source_sha256=kernel.source_sha256,
         )
-        logits = SettledLogits.prepare(limits.max_batch * limits.max_steps, device) if limits.sampling else None
+        logits = SettledLogits.prepare(limits.max_batch * limits.max_steps, device, self.options.early) if limits.sampling else None
         return CertifiedWalk(markov, limits, layout, lists, function, resources, logits)
 
 
@@ -320,4 +323,4 @@ def _admit(head: Head, limits: Limits, device: DeviceSpec) -> MarkovHead:
         raise Unsupported(f"{name} needs a CUDA GPU; device={device.name} is {device.arch}; choose device=h200, or backend=reference.")
     if not (markov.w1.isfinite().all() and markov.w2.isfinite().all()):
         raise Unsupported(f"{name} proves nothing of a head with NaN or infinite weights; backend=reference serves it.")
-    return markov
+    return MarkovHead(markov.w1.contiguous(), markov.w2.contiguous())

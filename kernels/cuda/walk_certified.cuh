@@ -310,6 +310,7 @@ struct Certified {
 
   __device__ void run() const {
     phase<S>(p, Phase::kBegun);
+    if constexpr (S.early) launch_dependents();
     if (threadIdx.x == 0) {
       smem.round = *static_cast<volatile const uint32_t*>(p.walk.round);
       smem.bank = mail_bank(p, smem.round);

@@ -71,7 +71,7 @@ struct Offer {
 #pragma unroll
         for (int e = 0; e < 2; e++) {
           const float logit = widen(static_cast<uint16_t>(words[w] >> (16 * e)));
-          if (fabsf(logit) < -kMinusInfinity) largest = fmaxf(largest, fabsf(logit));
+          if (first + 2 * w + e < p.walk.vocab && fabsf(logit) < -kMinusInfinity) largest = fmaxf(largest, fabsf(logit));
           orders[e] = rule.order(logit, rule.greedy ? 0.0f : gumbel(noise[w / 2].w[w % 2 * 2 + e]));
         }
         words[w] = __byte_perm(orders[0], orders[1], 0x7632);
@@ -151,7 +151,7 @@ struct Offer {
     }
     // With more hits than places some stay behind, the best perhaps.
     const uint32_t outside = count > S.local ? __reduce_max_sync(~0u, best) : least - 1;
-    if (lane == 0) p.passed_over[at] = outside < kLeastUpper ? 0 : S.sampling ? outside << 16 | 0xFFFFu : order_of_upper(outside);
+    if (lane == 0) p.passed_over[at] = outside < kLeastUpper ? 0 : !rule.greedy ? outside << 16 | 0xFFFFu : order_of_upper(outside);
     __syncwarp();
     if (lane == 0) red_add_release(&mail.offered[step], 1);
   }

@@ -24,6 +24,7 @@ struct CertifiedShape {
   int team;        // CTAs of a request
   int list;        // rows that each token's list names: 64
   int smem_bytes;  // dynamic
+  bool early;      // lets the next kernel of the stream start
   bool clocks;     // stamp the phases
 };
 
@@ -81,8 +82,11 @@ template <CertifiedShape S>
 __device__ void phase(const CertifiedParams& p, Phase phase) {
   if constexpr (S.clocks) {
     const bool last = blockIdx.x == gridDim.x - 1;
-    if (threadIdx.x == 0 && (blockIdx.x == 1 || last))
-      p.walk.clocks[last * static_cast<int>(Phase::kCount) + static_cast<int>(phase)] = clock64();
+    if (threadIdx.x > 0 || !(blockIdx.x == 1 || last)) return;
+    int64_t* own = p.walk.clocks + last * static_cast<int>(Phase::kCount);
+    if (phase == Phase::kBegun)
+      for (int i = 0; i < static_cast<int>(Phase::kCount); i++) own[i] = 0;
+    if (own[static_cast<int>(phase)] == 0) own[static_cast<int>(phase)] = clock64();  // the first time
   }
 }
 
