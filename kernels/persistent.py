@@ -125,7 +125,14 @@ def admit_exchange(exchange: str) -> None:
 
 
 def entry_source(
-    header: str, entry: str, threads: int, shape: str, exchange: str | None = None, spin_limit: int = 0, params: str = "Params", ctas_per_sm: int = 1
+    header: str,
+    entry: str,
+    threads: int,
+    shape: str,
+    exchange: str | None = None,
+    spin_limit: int = 0,
+    params: str = "Params",
+    ctas_per_sm: int = 1,
 ) -> str:
     """The one translation unit of a walk kernel: a template of `header` with its shape, behind an extern "C" entry."""
     guard = f"#define WTS_SPIN_LIMIT {spin_limit}\n" if spin_limit else ""

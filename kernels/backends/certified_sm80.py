@@ -30,7 +30,18 @@ _RANK, _MAX_STEPS, _MAX_BATCH, _MAX_VOCAB = 256, 32, 64, 1 << 18
 _LINE_ROWS, _LATENT_BYTES = 64, 576
 _MAIL_BYTES, _ARRIVED_WORDS = 1088, 8
 _MOST_VECTORS = 8
-PHASES = ("begun", "offered", "awaited", "picked", "gathered", "multiplied", "weighed", "tabled", "fetched", "walked")  # Phase of certified/params.cuh
+PHASES = (
+    "begun",
+    "offered",
+    "awaited",
+    "picked",
+    "gathered",
+    "multiplied",
+    "weighed",
+    "tabled",
+    "fetched",
+    "walked",
+)  # Phase of certified/params.cuh
 _OFFERED = 1024  # rows that the slices of a step offer together, about
 
 
@@ -79,11 +90,16 @@ class CertifiedOptions:
     allow_spills: bool = False
 
     def __post_init__(self) -> None:
-        for name, known in (("candidates", (None, 128, 256)), ("previous", (None, 32, 64, 128, 256)), ("listed", (32, 64, 128)), ("warps", (None, 8, 16))):
+        for name, known in (
+            ("candidates", (None, 128, 256)),
+            ("previous", (None, 32, 64, 128, 256)),
+            ("listed", (32, 64, 128)),
+            ("warps", (None, 8, 16)),
+        ):
             if getattr(self, name) not in known:
                 words = ", ".join(str(each) for each in known if each)
                 raise ValueError(f"certified_sm80 has {name} of {words}; got {getattr(self, name)}.")
-        for name, highest in (("vectors", _MOST_VECTORS), ("wanted", 24)):
+        for name, highest in (("vectors", _MOST_VECTORS), ("wanted", 16)):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= highest:
                 raise ValueError(f"certified_sm80 has {name} from 1 to {highest}; got {value}.")
@@ -148,7 +164,7 @@ class CertifiedSm80:
             fitting = (v for v in range(1, _MOST_VECTORS) if pairs * -(-lines // (4 * v)) <= warps * ctas)
             vectors = next(fitting, _MOST_VECTORS)
         slices = -(-lines // (4 * vectors))
-        wanted = options.wanted or min(24, max(1, -(-_OFFERED // slices)))
+        wanted = options.wanted or min(16, max(1, -(-_OFFERED // slices)))
         previous = min(candidates, options.previous or (128 if few else 64))
         block = 16 if candidates == 16 * warps and few else 32
         parts = max(1, min(ctas // pairs, previous // block))

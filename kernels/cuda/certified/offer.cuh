@@ -89,11 +89,11 @@ struct Offer {
   }
 
   // The largest threshold that `wanted` lanes' best reach; 0 where fewer lanes have a row.
-  __device__ static uint32_t threshold(uint32_t best) {
+  __device__ static uint32_t threshold(uint32_t best, int wanted) {
     uint32_t found = 0;
 #pragma unroll 1
     for (uint32_t bit = 0x8000; bit > 0; bit >>= 1)
-      if (__popc(__ballot_sync(~0u, best >= (found | bit))) >= S.wanted) found |= bit;
+      if (__popc(__ballot_sync(~0u, best >= (found | bit))) >= wanted) found |= bit;
     return found;
   }
 
@@ -130,8 +130,17 @@ struct Offer {
       own[i][lane] = upper;
       both = __vmaxu2(both, __vmaxu2(__vmaxu2(upper.x, upper.y), __vmaxu2(upper.z, upper.w)));
     }
-    const uint32_t best = max(both & 0xFFFFu, both >> 16), least = max(threshold(best), 1u);
-    uint64_t hits = best >= least ? reaching(least) : 0;
+    const uint32_t best = max(both & 0xFFFFu, both >> 16);
+    uint32_t least;
+    uint64_t hits;
+    bool fit;
+#pragma unroll 1
+    for (int wanted = S.wanted;; wanted /= 2) {  // one slice in 20 to 200 has more rows than places, and then offers half as many
+      least = max(threshold(best, wanted), 1u);
+      hits = best >= least ? reaching(least) : 0;
+      fit = __reduce_add_sync(~0u, __popc(static_cast<uint32_t>(hits)) + __popc(static_cast<uint32_t>(hits >> 32))) <= S.local;
+      if (fit || wanted == 1) break;
+    }
     const int64_t at = static_cast<int64_t>(pair) * S.slices + slice;
     uint64_t* offered = p.offered + at * S.local;
     int count = 0;
@@ -149,8 +158,8 @@ struct Offer {
       largest = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(largest)));
       if (lane == 0) p.largest[at] = largest;
     }
-    // With more hits than places some stay behind, the best perhaps.
-    const uint32_t outside = count > S.local ? __reduce_max_sync(~0u, best) : least - 1;
+    // Of too many equal ones some stay behind.
+    const uint32_t outside = fit ? least - 1 : __reduce_max_sync(~0u, best);
     if (lane == 0) p.passed_over[at] = outside < kLeastUpper ? 0 : !rule.greedy ? outside << 16 | 0xFFFFu : order_of_upper(outside);
     __syncwarp();
     if (lane == 0) red_add_release(&mail.offered[step], 1);
