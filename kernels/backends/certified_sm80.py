@@ -27,7 +27,7 @@ from kernels.walk import Draft, Head, Limits, NanRule, NoiseRule, Resources, Rou
 
 _HEADER, _ENTRY = "walk_certified.cuh", "walk_certified"
 _RANK, _MAX_STEPS, _MAX_BATCH, _MAX_VOCAB = 256, 32, 64, 1 << 18
-_LINE_ROWS, _LATENT_BYTES = 64, 576
+_SLICE_ROWS, _LATENT_BYTES = 256, 576  # for each vector
 _MAIL_BYTES, _ARRIVED_WORDS = 1088, 8
 _MOST_VECTORS = 8
 PHASES = (
@@ -42,7 +42,7 @@ PHASES = (
     "fetched",
     "walked",
 )  # Phase of certified/params.cuh
-_OFFERED = 1024  # rows that the slices of a step offer together, about
+_MOST_SLICES = 128  # of a step: what eight CTAs look through at once
 
 
 class CertifiedParams(ctypes.Structure):
@@ -72,8 +72,8 @@ class CertifiedOptions:
     """candidates: of a step, by base logits, 128 or 256; None takes 256 for up to 32 (request, step) pairs, else 128
     previous:   the best of them, for which the next step's winner is in the table; None takes 128 and 64
     listed:     rows of every token's list, by bias
-    vectors:    16-byte loads of a lane, so 256 times that many rows are a slice; None makes a slice a warp, if that can be
-    wanted:     best rows that a slice offers; None makes about 1,024 of a step
+    vectors:    16-byte loads of a lane, so 256 times that many rows are a slice; None makes up to 128 slices of a step, of many steps longer ones
+    wanted:     best rows that a slice offers; None takes 12 of 32 lanes' best, of many steps 10
     warps:      of a CTA: 16, or 8 with two CTAs a SM; None takes 8 where CTAs have several tables to make
     early:      the pass that writes logits is launched before the walk has ended (programmatic dependent launch; sm_90)
     """
@@ -153,18 +153,15 @@ class CertifiedSm80:
         self.options = options
 
     def place(self, vocab: int, limits: Limits, device: DeviceSpec) -> CertifiedLayout:
-        """A slice a warp where all slices find a warp; else slices as long as registers allow."""
-        options, pairs, lines = self.options, limits.max_batch * limits.max_steps, -(-vocab // _LINE_ROWS)
+        """For up to 32 (request, step) pairs many CTAs a table, else many tables a CTA."""
+        options, pairs = self.options, limits.max_batch * limits.max_steps
         few = pairs <= 32
         candidates = options.candidates or (256 if few else 128)
         warps = options.warps or (16 if few or candidates == 256 else 8)
         ctas = device.sms * (16 // warps)
-        vectors = options.vectors
-        if vectors is None:
-            fitting = (v for v in range(1, _MOST_VECTORS) if pairs * -(-lines // (4 * v)) <= warps * ctas)
-            vectors = next(fitting, _MOST_VECTORS)
-        slices = -(-lines // (4 * vectors))
-        wanted = options.wanted or min(16, max(1, -(-_OFFERED // slices)))
+        fitting = min(_MOST_VECTORS, -(-vocab // (_SLICE_ROWS * _MOST_SLICES)))
+        vectors = options.vectors or (fitting if few or fitting < 4 else _MOST_VECTORS)
+        wanted = options.wanted or (12 if few else 10)
         previous = min(candidates, options.previous or (128 if few else 64))
         block = 16 if candidates == 16 * warps and few else 32
         parts = max(1, min(ctas // pairs, previous // block))
@@ -174,10 +171,10 @@ class CertifiedSm80:
             sampling=limits.sampling,
             ctas=ctas,
             warps=warps,
-            slices=slices,
+            slices=-(-vocab // (_SLICE_ROWS * vectors)),
             vectors=vectors,
             wanted=wanted,
-            local=min(32, (wanted + max(4, wanted // 2) + 1) // 2 * 2),
+            local=2 * -(-wanted * 4 // 5),
             candidates=candidates,
             previous=previous,
             block=block,

@@ -1,9 +1,10 @@
 // Which rows of a step may win: every warp looks through a slice of its base logits and offers the best few.
 //
-// Lines of 64 rows are dealt to slices in turn, since token ids are sorted by frequency: of neighbours many would be good at once. A row
-// counts by the upper half of its order, which is all of a greedy one's. The threshold of a slice is the `wanted`th largest of its lanes'
-// best rows, so a few more rows than that reach it. A slice lies in shared memory, and loops are not unrolled: with a cold L2 a walk waits
-// for its own instructions.
+// Sectors of 16 rows are dealt to slices in turn, since token ids are sorted by frequency: of neighbours many are good at once, and what
+// bounds a step is the best row that any slice keeps back. On 28 rounds of a trained drafter that proves 99.6 % of steps, as the 256 best
+// rows do; with lines of 64 rows it is 96.7. A row counts by the upper half of its order, which is all of a greedy one's. The threshold of
+// a slice is the `wanted`th largest of its lanes' best rows, so a few more rows than that reach it. A slice lies in shared memory, and
+// loops are not unrolled: with a cold L2 a walk waits for its own instructions.
 #pragma once
 #include "certified/rule.cuh"
 
@@ -24,7 +25,7 @@ __device__ inline uint32_t order_of_upper(uint32_t upper) { return upper << 16 |
 
 template <CertifiedShape S>
 struct Offer {
-  static constexpr int kLineRows = 64;
+  static constexpr int kSectorRows = 16;  // 32 bytes
   using Rule = RowRule<S.sampling>;
   // Of every lane of a warp its vectors: base logits, then the upper orders in their place.
   using Slice = uint4[S.vectors][32];
@@ -35,7 +36,7 @@ struct Offer {
 
   __device__ static int first_row(int slice, int vector) {
     const int lane = threadIdx.x % 32;
-    return (slice + S.slices * (lane / 8 + 4 * vector)) * kLineRows + lane % 8 * 8;
+    return (slice + S.slices * (lane / 2 + 16 * vector)) * kSectorRows + lane % 2 * 8;
   }
 
   // Bring this lane's base logits; what lies past the vocabulary is anything.
@@ -135,7 +136,7 @@ struct Offer {
     uint64_t hits;
     bool fit;
 #pragma unroll 1
-    for (int wanted = S.wanted;; wanted /= 2) {  // one slice in 20 to 200 has more rows than places, and then offers half as many
+    for (int wanted = S.wanted;; wanted /= 2) {  // one slice in ten has more rows than places, and then offers half as many
       least = max(threshold(best, wanted), 1u);
       hits = best >= least ? reaching(least) : 0;
       fit = __reduce_add_sync(~0u, __popc(static_cast<uint32_t>(hits)) + __popc(static_cast<uint32_t>(hits >> 32))) <= S.local;

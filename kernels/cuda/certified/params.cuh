@@ -8,7 +8,7 @@ namespace wts {
 constexpr int kCertifiedSteps = 32;  // of a launch; kernels/backends/certified_sm80.py refuses more
 constexpr int kRank256 = 256;
 
-// How a walk is laid out. A slice is what one warp looks through: 256 * vectors rows of a step's base logits, in lines of 64.
+// How a walk is laid out. A slice is what one warp looks through: 256 * vectors rows of a step's base logits, in sectors of 16.
 struct CertifiedShape {
   int warps;       // of a CTA: 16, or 8 where two CTAs share an SM
   bool sampling;   // rows with temperature > 0 are drawn, rule GUMBEL; else all are greedy
