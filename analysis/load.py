@@ -234,5 +234,5 @@ def _check_samples(run: Run, timed: str, checked: str) -> None:
     if len(unchecked):
         cell = unchecked.iloc[0]
         verdict = cell["status"] if isinstance(cell["status"], str) else "absent"
-        where = f"{cell.get('variant') or cell.get('protocol')}, steps {cell['steps']}, replica {cell['replica']}"
+        where = f"{cell.get('variant') or cell.get('protocol')}, steps {cell['steps']}, replica {cell.get('replica', 0)}"
         raise InvalidRun(f"{file} times the cell ({where}) whose check is {verdict} in {checked}.parquet; {AGAIN}.")

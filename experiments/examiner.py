@@ -56,7 +56,7 @@ class Repeating:
         if which in self._answers:
             self.glance(which, draft)
         tokens = self._answers.setdefault(which, draft.tokens.cpu().clone())
-        if any(torch.equal(tokens, answer) for other, answer in self._answers.items() if other != which):
+        if any(torch.equal(tokens, answer) for other, answer in self._answers.items() if abs(other - which) == 1):
             raise RuntimeError("both input sets have the same answer, so a stale one would pass; choose another inputs.seed")
         return agreement
 
@@ -73,7 +73,7 @@ class Repeating:
 
 @dataclass(frozen=True)
 class Oracle:
-    """What the sampling walk's draft is held against: the head, the rules of its backend, and the inputs of set 0 or 1."""
+    """What the sampling walk's draft is held against: the head, the rules of its backend, and the inputs of a set."""
 
     head: ReferenceHead
     rounding: Rounding
@@ -132,9 +132,13 @@ class Repeatable:
 
 @dataclass
 class Unrepeatable:
-    """Of a walk whose noise nobody else can draw: tokens of the vocabulary, never the same twice."""
+    """Of a walk whose noise nobody else can draw: tokens of the vocabulary, never the same twice.
+
+    chance: a draw that is likelier than this may come again, as one of a drafter that is sure of its tokens will among many input sets
+    """
 
     oracle: Oracle
+    chance: float = 1.0
     _drawn: list[Tensor] = field(default_factory=list)
 
     def examine(self, which: int, draft: Draft) -> Agreement:
@@ -148,10 +152,17 @@ class Unrepeatable:
         outside = tokens[(tokens < 0) | (tokens >= vocab)]
         if outside.numel():
             raise Incorrect(f"input set {which}: token {int(outside[0])} is outside [0, {vocab})")
-        if any(torch.equal(tokens, earlier) for earlier in self._drawn):
+        if any(torch.equal(tokens, earlier) for earlier in self._drawn) and not self._likely(which, draft):
             raise Incorrect(f"input set {which}: all tokens are those of an earlier replay, so its noise repeats")
         self._drawn.append(tokens)
         _finite(draft)
+
+    def _likely(self, which: int, draft: Draft) -> bool:
+        """By the corrected logits that it wrote, which `examine` holds against the oracle."""
+        if self.chance >= 1:
+            return False
+        logs = (_finite(draft).double() / self.oracle.inputs(which).temperature[:, None, None]).log_softmax(dim=2)
+        return float(logs.gather(2, draft.tokens[..., None]).sum().exp()) > self.chance
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 
@@ -14,12 +15,11 @@ from kernels.heads.markov import MarkovHead
 from kernels.synthetic import synthetic_inputs
 from kernels.walk import Limits, WalkInputs
 
-_DRAWS = 101  # sets to choose from
-
 
 @dataclass(frozen=True)
 class Source:
-    """A head and input sets for its walks, greedy and of the largest size, one after the other; they are drawn or read when asked for."""
+    """A head and input sets for its walks, greedy and of the largest size, one after the other; they are drawn (without end) or
+    read when asked for."""
 
     head: MarkovHead
     sets: Iterator[WalkInputs]
@@ -37,8 +37,10 @@ def source_of(config: Config, limits: Limits, device: str) -> Source:
 def _synthetic(config: Config, limits: Limits, device: str) -> Source:
     size, inputs = config.head, config.inputs
     head = MarkovHead.synthetic(size.vocab, size.rank, size.seed, device, size.w1_std, size.w2_std)
-    seeds = range(inputs.seed, inputs.seed + _DRAWS)
-    draw = (synthetic_inputs(size.vocab, limits.max_steps, limits.max_batch, seed, device, inputs.base_std, GREEDY) for seed in seeds)
+    draw = (
+        synthetic_inputs(size.vocab, limits.max_steps, limits.max_batch, seed, device, inputs.base_std, GREEDY)
+        for seed in count(inputs.seed)
+    )
     return Source(head, draw)
 
 

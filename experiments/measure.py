@@ -6,6 +6,8 @@
    and its examiner glances at every draft after it: an answer that is stale, late, unwritten or wrong in one round fails the subject.
 3. Every subject is asked and examined once more, and its kernels alone are timed.
 4. A time below the floor fails the run. Samples whose clock strays are flagged, never dropped.
+
+`measure_sets` is for walks whose time depends on their inputs: many sets, each checked first and then timed once.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ class _Arm:
     near_ties: int = 0
     astray: int = 0
     samples: list[Row] = field(default_factory=list)
+    growth: dict[int, tuple[int, int]] = field(default_factory=dict)  # of the tally, by input set
 
     def fail(self, error: Exception) -> None:
         self.status, self.reason = of_error(error)
@@ -69,18 +72,33 @@ def measure(subjects: Sequence[Subject], stopwatch: Stopwatch, timing: Timing, s
     order = random.Random(f"{seed}/{replica}")
     for round_index in progress(range(timing.rounds), f"replica {replica}: rounds"):
         if live := _live(arms):
-            _round(live, stopwatch, order, round_index)
+            _round(live, stopwatch, order, round_index, SETS[round_index % len(SETS)])
     for arm in _live(arms):
         _guarded(arm, lambda arm: arm.subject.examiner.examine(SETS[0], ask(arm.subject, _replay(arm), SETS[0], stopwatch)))
     notes = _kernels(_live(arms), stopwatch, order, timing.kernel_replays)
     samples = [{**row, "replica": replica} for arm in arms for row in arm.samples]
-    approximate = [arm for arm in _live(arms) if arm.subject.rounding == Rounding.APPROXIMATE]
-    return Measured(
-        samples,
-        [_cell(arm, replica, stopwatch.launch_floor_us) for arm in arms],
-        notes,
-        [{**arm.subject.cell, "replica": replica, "tokens": arm.tokens, "astray": arm.astray} for arm in approximate],
-    )
+    return _measured(arms, samples, replica, stopwatch.launch_floor_us, notes)
+
+
+def measure_sets(subjects: Sequence[Subject], stopwatch: Stopwatch, sets: int, warmup: int, seed: int | str) -> Measured:
+    """Ask every subject input sets 0 to `sets` - 1. Each set is checked thoroughly in a launch of its own, which also tells how the tally grows, then timed
+    once, cold and hot, in an order that `seed` decides, and glanced at. A subject that fails at one set has no samples of any.
+
+    `samples` are rows of the table `certified_rounds`.
+
+    Raises:
+        FloorViolation: a sample is faster than its bytes can move.
+    """
+    arms = [_Arm(subject) for subject in subjects]
+    for arm in progress(arms, "capture"):
+        _guarded(arm, lambda arm: _capture(arm, stopwatch, warmup))
+    order = random.Random(seed)
+    for which in progress(range(sets), "input sets"):
+        _check_all(arms, which, stopwatch)
+        if live := _live(arms):
+            _round(live, stopwatch, order, which, which)
+    samples = [_of_set(row, arm.growth[row["round"]]) for arm in arms for row in arm.samples]
+    return _measured(arms, samples, 0, stopwatch.launch_floor_us, [])
 
 
 def ask(subject: Subject, replay: Replay, which: int, stopwatch: Stopwatch) -> Draft:
@@ -112,18 +130,45 @@ def flag_clocks(samples: Sequence[Row], tolerance: float) -> None:
 
 
 def _admit(arm: _Arm, stopwatch: Stopwatch, warmup: int) -> None:
-    subject = arm.subject
-    subject.load(SETS[0])
-    arm.replay = stopwatch.capture(subject.launch, warmup)
+    _capture(arm, stopwatch, warmup)
     for which in SETS:
-        agreement = subject.examiner.examine(which, ask(subject, arm.replay, which, stopwatch))
-        arm.tokens += agreement.tokens
-        arm.near_ties += agreement.near_ties
-        arm.astray += agreement.astray
+        _check(arm, which, stopwatch)
 
 
-def _round(arms: Sequence[_Arm], stopwatch: Stopwatch, order: random.Random, round_index: int) -> None:
-    which = SETS[round_index % len(SETS)]
+def _capture(arm: _Arm, stopwatch: Stopwatch, warmup: int) -> None:
+    arm.subject.load(SETS[0])
+    arm.replay = stopwatch.capture(arm.subject.launch, warmup)
+
+
+def _check(arm: _Arm, which: int, stopwatch: Stopwatch) -> None:
+    agreement = arm.subject.examiner.examine(which, ask(arm.subject, _replay(arm), which, stopwatch))
+    arm.tokens += agreement.tokens
+    arm.near_ties += agreement.near_ties
+    arm.astray += agreement.astray
+
+
+def _check_all(arms: Sequence[_Arm], which: int, stopwatch: Stopwatch) -> None:
+    """One launch of every arm, and what its tally says of it."""
+
+    def check(arm: _Arm) -> None:
+        before = _tally(arm.subject)
+        _check(arm, which, stopwatch)
+        again, searched = (after - so_far for after, so_far in zip(_tally(arm.subject), before, strict=True))
+        arm.growth[which] = (-1, -1) if arm.subject.tally is None else (again, searched)
+
+    for arm in _live(arms):
+        _guarded(arm, check)
+
+
+def _tally(subject: Subject) -> tuple[int, int]:
+    """Of all requests. Synchronises."""
+    if subject.tally is None:
+        return 0, 0
+    again, searched = subject.tally.sum(dim=0).tolist()
+    return again, searched
+
+
+def _round(arms: Sequence[_Arm], stopwatch: Stopwatch, order: random.Random, round_index: int, which: int) -> None:
     for arm in arms:
         arm.subject.load(which)
         arm.subject.poison()
@@ -171,6 +216,22 @@ def _sample(arm: _Arm, shot: Shot, reading: Reading, scope: str, round_index: in
         "clock_mhz": reading.clock_mhz,
         "valid": reading.steady,
     }
+
+
+def _of_set(row: Row, growth: tuple[int, int]) -> Row:
+    """A sample as a row of the table `certified_rounds`."""
+    kept = {column: value for column, value in row.items() if column not in ("scope", "round")}
+    return {**kept, "set": row["round"], "again": growth[0], "searched": growth[1]}
+
+
+def _measured(arms: Sequence[_Arm], samples: list[Row], replica: int, launch_floor_us: float, notes: list[str]) -> Measured:
+    approximate = [arm for arm in _live(arms) if arm.subject.rounding == Rounding.APPROXIMATE]
+    return Measured(
+        samples,
+        [_cell(arm, replica, launch_floor_us) for arm in arms],
+        notes,
+        [{**arm.subject.cell, "replica": replica, "tokens": arm.tokens, "astray": arm.astray} for arm in approximate],
+    )
 
 
 def _cell(arm: _Arm, replica: int, launch_floor_us: float) -> Row:

@@ -200,7 +200,7 @@ def _check_cells(tables: Mapping[str, pa.Table]) -> None:
         for row in tables[name].select(key).to_pylist():
             if tuple(row.values()) not in right:
                 arm = row.get("variant") or row.get("protocol")
-                raise RecordError(f"a sample of {arm} at {row['steps']} steps, replica {row['replica']}, whose cell is not ok")
+                raise RecordError(f"a sample of {arm} at {row['steps']} steps, replica {row.get('replica', 0)}, whose cell is not ok")
 
 
 def _check_value(where: str, kind: str, value: Any) -> None:

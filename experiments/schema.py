@@ -46,6 +46,11 @@ def _lengths(steps: tuple[int, ...]) -> None:
         raise ValueError(f"steps: needs different lengths of at least 1; got {list(steps)}")
 
 
+def _different_counts(key: str, counts: tuple[int, ...]) -> None:
+    if not counts or min(counts) < 1 or len(set(counts)) != len(counts):
+        raise ValueError(f"{key}: needs different ones of at least 1; got {list(counts)}")
+
+
 def _arms(variants: Sequence[Variant]) -> None:
     labels = [variant.label for variant in variants]
     if not labels or len(set(labels)) != len(labels):
@@ -224,8 +229,7 @@ class WalkLatency:
     def __post_init__(self) -> None:
         _lengths(self.steps)
         _arms(self.variants)
-        if not self.batches or min(self.batches) < 1 or len(set(self.batches)) != len(self.batches):
-            raise ValueError(f"batches: needs different ones of at least 1; got {list(self.batches)}")
+        _different_counts("batches", self.batches)
         _different_temperatures(self.temperatures)
         for key in ("replicas", "replica_timeout_s"):
             _positive(key, getattr(self, key))
@@ -237,6 +241,36 @@ class Rivals(WalkLatency):
 
     name: str = "rivals"
     timing: Timing = Timing(rounds=5, kernel_replays=0)
+
+
+@dataclass(frozen=True)
+class Certified:
+    """What one call costs each arm, by input set, and which steps a few rows prove: the certified walk's time depends on the data.
+
+    sets:       how many different input sets, if there are as many: recorded rounds, or synthetic ones
+    candidates: rows of a step that are named by their base logits, listed: by the previous token's bias; every pair of them is proved by the reference
+    warmup:     calls before a capture
+    """
+
+    variants: tuple[Variant, ...]
+    name: str = "certified"
+    steps: tuple[int, ...] = (7, 16)
+    batches: tuple[int, ...] = (1,)
+    temperatures: tuple[float, ...] = (0.0,)
+    sets: int = 128
+    candidates: tuple[int, ...] = (64, 128, 256, 512)
+    listed: tuple[int, ...] = (32, 64, 128)
+    warmup: int = 3
+
+    def __post_init__(self) -> None:
+        _lengths(self.steps)
+        _arms(self.variants)
+        for key in ("batches", "candidates", "listed"):
+            _different_counts(key, getattr(self, key))
+        _different_temperatures(self.temperatures)
+        _positive("warmup", self.warmup)
+        if self.sets < 2:
+            raise ValueError(f"sets: a stale answer is seen by the next set, so there must be at least 2; got {self.sets}")
 
 
 @dataclass(frozen=True)
@@ -435,13 +469,14 @@ Experiment = (
     | Placement
     | StepBreakdown
     | Rivals
+    | Certified
     | StepAnatomy
     | TrainPair
     | RecordRounds
     | Quantization
     | Acceptance
 )
-TIMED = (Smoke, StepSlope, WalkLatency)  # they time walks of a head, whatever its inputs are
+TIMED = (Smoke, StepSlope, WalkLatency, Certified)  # they time walks of a head, whatever its inputs are
 TRAINABLE = (*TIMED, Quantization)  # they take trained inputs
 EXPERIMENTS: dict[str, type[Experiment]] = {
     "smoke": Smoke,
@@ -454,6 +489,7 @@ EXPERIMENTS: dict[str, type[Experiment]] = {
     "placement": Placement,
     "step_breakdown": StepBreakdown,
     "rivals": Rivals,
+    "certified": Certified,
     "step_anatomy": StepAnatomy,
     "train_pair": TrainPair,
     "record_rounds": RecordRounds,

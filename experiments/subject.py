@@ -19,10 +19,11 @@ class Subject:
 
     cell:     the columns that name it in every table
     launch:   enqueue one complete call on the current stream, from fixed input tensors into `draft`
-    load:     put input set 0 or 1 into those tensors; the sets have different answers, so a stale one is seen
+    load:     put an input set into those tensors; the sets next to it have other answers, so a stale one is seen
     examiner: tells whether a draft is right
     draft:    what the launch writes
     floor_us: the least time that the bytes which must move can take, by l2 ("cold", "hot")
+    tally:    what the walk counts of all its launches (`kernels.walk.TalliedWalk`), if it does
     """
 
     cell: Mapping[str, Any]
@@ -32,6 +33,7 @@ class Subject:
     draft: Draft
     floor_us: Mapping[str, float]
     rounding: str
+    tally: Tensor | None = None
 
     @property
     def tokens(self) -> Tensor:

@@ -11,7 +11,7 @@ from experiments.convert import ConfigError
 from experiments.drafter.pair import PairConfig
 from experiments.plan import Plan, run_in_fresh_process
 from experiments.recorded_rounds import Recording, recording
-from experiments.schema import TIMED, TRAINED, Config, HeadConfig, InputsConfig, Quantization, RecordRounds, WalkLatency
+from experiments.schema import TIMED, TRAINED, Certified, Config, HeadConfig, InputsConfig, Quantization, RecordRounds, WalkLatency
 from kernels.device import check_live
 
 CHECKPOINT_KEY, ROUNDS_KEY = "inputs.checkpoint", "inputs.rounds"
@@ -58,7 +58,7 @@ def ready(plan: Plan) -> Ready:
         with head_file.opened(named.rounds, ROUNDS_KEY):
             pass  # told before a pair is trained
     if not named.checkpoint and not (files.checkpoint.exists() and files.rounds.exists()):
-        _record(plan, max(RecordRounds().count, 2 * batch))
+        _record(plan, max(RecordRounds().count, _wanted(config)))
     found = head_file.read(str(files.checkpoint), CHECKPOINT_KEY)
     with recording(str(files.rounds), ROUNDS_KEY, found.head.vocab, found.head.w1.shape[0]) as rounds:
         assert_enough(rounds, steps, batch)
@@ -103,7 +103,13 @@ def _largest(config: Config) -> tuple[int, int]:
     if isinstance(ask, Quantization):
         return 1, 0
     assert isinstance(ask, TIMED), "a config with trained inputs is one that times walks"
-    return max(ask.steps), max(ask.batches) if isinstance(ask, WalkLatency) else ask.batch
+    return max(ask.steps), max(ask.batches) if isinstance(ask, WalkLatency | Certified) else ask.batch
+
+
+def _wanted(config: Config) -> int:
+    """Rounds that give all input sets of the largest batch (see `experiments.inputs`): two that share none, and one more round for each further set."""
+    sets = config.experiment.sets if isinstance(config.experiment, Certified) else 2
+    return 2 * _largest(config)[1] + sets - 2
 
 
 def _record(plan: Plan, count: int) -> None:

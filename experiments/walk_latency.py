@@ -8,7 +8,7 @@ row with its reason.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from typing import cast
@@ -59,7 +59,7 @@ def run_replica(plan: Plan, replica: int) -> Outcome:
     cells = list(_cells(ask))
     random.Random(f"{config.seed}/{replica}").shuffle(cells)
     for cell in progress(cells, f"replica {replica}: cells"):
-        arms, failed = _prepare(plan, workload, cell, replica)
+        arms, failed = prepare(plan, workload, ask.variants, cell, replica)
         subjects = [workload.subject(arm, cell.steps, cell.batch, cell.temperature) for arm in arms]
         measured = measure(subjects, stopwatch, ask.timing, f"{config.seed}/{cell}", replica)
         found.tables["samples"] += measured.samples
@@ -72,24 +72,24 @@ def run_replica(plan: Plan, replica: int) -> Outcome:
     return found
 
 
+def prepare(plan: Plan, workload: Workload, variants: Sequence[Variant], cell: Cell, replica: int = 0) -> tuple[list[Arm], list[Row]]:
+    """The arms that serve this cell, prepared for it alone, and rows for those that do not."""
+    arms: list[Arm] = []
+    failed: list[Row] = []
+    for variant in variants:
+        try:
+            arms.append(workload.prepare(variant.label, variant.backend, variant.options, cell.limits))
+        except Exception as error:  # this variant's row says why; the others are measured
+            failed.append(_failed(plan, variant, cell, replica, *of_error(error)))
+    return arms, failed
+
+
 def _ask(plan: Plan) -> WalkLatency:
     return cast(WalkLatency, plan.config.experiment)
 
 
 def _cells(ask: WalkLatency) -> Iterator[Cell]:
     return (Cell(*place) for place in product(ask.steps, ask.batches, ask.temperatures))
-
-
-def _prepare(plan: Plan, workload: Workload, cell: Cell, replica: int) -> tuple[list[Arm], list[Row]]:
-    """The arms that serve this cell, and rows for those that do not."""
-    arms: list[Arm] = []
-    failed: list[Row] = []
-    for variant in _ask(plan).variants:
-        try:
-            arms.append(workload.prepare(variant.label, variant.backend, variant.options, cell.limits))
-        except Exception as error:  # this variant's row says why; the others are measured
-            failed.append(_failed(plan, variant, cell, replica, *of_error(error)))
-    return arms, failed
 
 
 def _failed(plan: Plan, variant: Variant, cell: Cell, replica: int, status: Status, reason: str) -> Row:

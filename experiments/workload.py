@@ -1,10 +1,11 @@
-"""The walks of a config: one head, two input sets, the oracle's answers, and arms prepared for the walks that they will run."""
+"""The walks of a config: one head, its input sets, the oracle's answers, and arms prepared for the walks that they will run."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -23,7 +24,22 @@ from kernels import registry
 from kernels.agreement import Agreement, check
 from kernels.device import CONFIGS, DeviceSpec, check_live, load
 from kernels.reference import Approximation, ReferenceHead, walk
-from kernels.walk import Backend, Draft, Limits, NanRule, NoiseRule, PreparedWalk, Rounding, SampledWalk, Unsupported, WalkInputs
+from kernels.walk import (
+    Backend,
+    Draft,
+    Limits,
+    NanRule,
+    NoiseRule,
+    PreparedWalk,
+    Rounding,
+    SampledWalk,
+    TalliedWalk,
+    Unsupported,
+    WalkInputs,
+)
+
+_REFUSED = 99  # sets beyond those asked for that may have the answer of the one before
+_LIKELY = 1e-6  # among many sets are some whose tokens a drafter is sure of: draws of them come again, those less likely than this do not
 
 
 @dataclass(frozen=True)
@@ -36,21 +52,21 @@ class Arm:
 
 
 class Workload:
-    """Everything that the subjects of one process share. Walks of up to `max_steps` and `batch` requests read prefixes of the same inputs.
+    """Everything that the subjects of one process share. Walks of `least_steps` to `max_steps` and up to `batch` requests read prefixes of the same
+    inputs: `sets` has two of them, or as many as are asked for and are there, each with another answer than the one before.
 
     Raises:
         Unsupported: the device of the config is not here, or the head does not fit this machine.
     """
 
-    def __init__(self, config: Config, max_steps: int, batch: int) -> None:
+    def __init__(self, config: Config, max_steps: int, batch: int, sets: int = 2, least_steps: int = 1) -> None:
         self.config, self.limits = config, Limits(max_batch=batch, max_steps=max_steps)
         device = check_live(config.device)
-        _assert_fits(config, self.limits)
+        _assert_fits(config, self.limits, sets)
         source = source_of(config, self.limits, device)
         self.head = source.head
         self._oracle: dict[tuple[int, ReferenceHead, Rounding, NanRule], Tensor] = {}
-        self._sets = [next(source.sets)]
-        self._sets.append(self._different(source.sets))
+        self.sets = tuple(self._different(source.sets, sets, least_steps))
         self._staged: WeakValueDictionary[tuple[int, int, float], WalkInputs] = WeakValueDictionary()  # as long as a subject reads them
 
     def prepare(self, label: str, backend: str, options: Mapping[str, Any], limits: Limits | None = None) -> Arm:
@@ -80,6 +96,7 @@ class Workload:
             draft=draft,
             floor_us={l2: memory_floor_us(resources, steps, read, device, l2, written) for l2 in L2},
             rounding=str(arm.backend.rounding),
+            tally=arm.prepared.tally if isinstance(arm.prepared, TalliedWalk) else None,
         )
 
     def verify(self, backend: Backend, which: int, tokens: Tensor) -> Agreement:
@@ -87,11 +104,11 @@ class Workload:
         head, rounding = self._promise(backend)
         key = which, head, rounding, backend.nan_rule
         if key not in self._oracle:
-            self._oracle[key] = walk(head, self._sets[which], rounding, backend.nan_rule).tokens.cpu()
+            self._oracle[key] = walk(head, self.sets[which], rounding, backend.nan_rule).tokens.cpu()
         batch, steps = tokens.shape
         if torch.equal(tokens.cpu(), self._oracle[key][:batch, :steps]):
             return Agreement(tokens.numel(), mismatches=0, near_ties=0, worst_gap=0.0)
-        inputs = _prefix(self._sets[which], steps, batch)
+        inputs = _prefix(self.sets[which], steps, batch)
         return check(tokens.to(head.device), head, inputs, rounding, backend.nan_rule)
 
     def _promise(self, backend: Backend) -> tuple[ReferenceHead, Rounding]:
@@ -108,7 +125,7 @@ class Workload:
         head, rounding = self._promise(backend)
 
         def asked(which: int) -> WalkInputs:
-            return replace(_prefix(self._sets[which], inputs.steps, inputs.batch), temperature=temperature)
+            return replace(_prefix(self.sets[which], inputs.steps, inputs.batch), temperature=temperature)
 
         oracle = Oracle(head, rounding, backend.nan_rule, asked)
         if not sampled:
@@ -116,7 +133,7 @@ class Workload:
         elif isinstance(prepared, SampledWalk) and prepared.noise is not NoiseRule.LIBRARY:
             judge = Repeatable(oracle, prepared, logits=not approximate)
         else:
-            judge = Unrepeatable(oracle)
+            judge = Unrepeatable(oracle, chance=_LIKELY if len(self.sets) > 2 else 1.0)
         if not approximate:
             return judge
 
@@ -127,14 +144,22 @@ class Workload:
 
         return Approximate(judge, exact)
 
-    def _different(self, sets: Iterable[WalkInputs]) -> WalkInputs:
-        """A set whose first token differs from set 0's, so that an answer to one is wrong for the other at any length and batch."""
-        first = walk(self.head, _prefix(self._sets[0], 1, 1), Rounding.TWICE).tokens
-        for drawn in sets:
-            if not torch.equal(walk(self.head, _prefix(drawn, 1, 1), Rounding.TWICE).tokens, first):
-                return drawn
+    def _different(self, drawn: Iterable[WalkInputs], count: int, steps: int) -> list[WalkInputs]:
+        """Up to `count` sets; the first `steps` tokens of each differ from those of the one before, so that an answer to one is wrong for the next at any
+        such length and any batch."""
+        kept: list[WalkInputs] = []
+        last = torch.empty(0)
+        for given in islice(drawn, count + _REFUSED):
+            tokens = walk(self.head, _prefix(given, steps, 1), Rounding.TWICE).tokens
+            if not torch.equal(tokens, last):
+                kept.append(given)
+                last = tokens
+            if len(kept) == count:
+                return kept
+        if len(kept) > 1:
+            return kept
         raise ConfigError(
-            f"inputs: all sets of {self.config.head.name} give the same first token, {int(first)}; "
+            f"inputs: all sets of {self.config.head.name} give the same first token, {int(last[0, 0])}; "
             f"a head of vocab {self.head.vocab} can not be checked with them"
         )
 
@@ -142,14 +167,14 @@ class Workload:
         """The fixed input tensors that every arm reads at this length, batch and temperature."""
         staged = self._staged.get((steps, batch, temperature))
         if staged is None:
-            source = _prefix(self._sets[0], steps, batch)
+            source = _prefix(self.sets[0], steps, batch)
             tensors = {name: getattr(source, name).clone() for name in ("base_logits", "anchor", "temperature", "seed")}
             staged = self._staged[steps, batch, temperature] = WalkInputs(**tensors)
             staged.temperature.fill_(temperature)
         return staged
 
     def _load(self, which: int, inputs: WalkInputs) -> None:
-        source = _prefix(self._sets[which], inputs.steps, inputs.batch)
+        source = _prefix(self.sets[which], inputs.steps, inputs.batch)
         inputs.base_logits.copy_(source.base_logits)
         inputs.anchor.copy_(source.anchor)
 
@@ -227,16 +252,16 @@ def _prefix(inputs: WalkInputs, steps: int, batch: int) -> WalkInputs:
     return WalkInputs(inputs.base_logits[:batch, :steps], **requests)
 
 
-def _assert_fits(config: Config, limits: Limits) -> None:
-    """W1 and W2 in bf16, one of them in fp32 while it is drawn on the host, and bf16 base logits: two sets and a copy."""
+def _assert_fits(config: Config, limits: Limits, sets: int) -> None:
+    """W1 and W2 in bf16, one of them in fp32 while it is drawn on the host, and bf16 base logits: all sets and a copy."""
     head = config.head
     weights = head.vocab * head.rank * (2 * 2 + 4)
-    logits = 3 * 2 * limits.max_batch * limits.max_steps * head.vocab
+    logits = (sets + 1) * 2 * limits.max_batch * limits.max_steps * head.vocab
     have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     have = min(have, config.device.hbm_bytes) if config.device.is_cuda else have
     if weights + logits > have:
         raise Unsupported(
             f"head={head.name} with vocab {head.vocab} and rank {head.rank} needs {weights / 1e9:.1f} GB to build, its base logits at batch "
             f"{limits.max_batch} and up to {limits.max_steps} steps {logits / 1e9:.1f} GB, and this machine has {have / 1e9:.1f} GB; "
-            "choose a smaller head.vocab, head.rank, experiment.batch or experiment.steps."
+            f"choose a smaller {'experiment.sets, ' if sets > 2 else ''}head.vocab, head.rank, experiment.batch or experiment.steps."
         )

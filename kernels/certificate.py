@@ -19,14 +19,16 @@ next one's. Those are known before any walk: `bias_lists` makes them once for a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from kernels.reference import ReferenceHead, check_inputs, chosen, greedy, previous_tokens
 from kernels.rounding import corrected
-from kernels.sampling import Draws, gumbel_scores, is_sampled
+from kernels.sampling import Draws, gumbel_noise, gumbel_scores, is_sampled
 from kernels.walk import NanRule, NoiseRule, Rounding, WalkInputs
 
 _CHUNK_TOKENS = 64  # previous tokens at once: 78 MB of fp64 biases at V = 151,936
@@ -36,8 +38,9 @@ _CHUNK_TOKENS = 64  # previous tokens at once: 78 MB of fp64 biases at V = 151,9
 class BiasLists:
     """What a previous token's bias can lift.
 
-    ids:   [vocab, width] int64, its rows with the largest biases
-    bound: [vocab] fp32, which no other row's bias exceeds, in any order of fp32 sums; -inf where there is no other row
+    ids:   [vocab, width] int64, its rows with the largest biases; of a token that was not asked for no row, which is `vocab`
+    bound: [vocab] fp32, which no other row's bias exceeds, in any order of fp32 sums; -inf where there is no other row, +inf for a token that
+           was not asked for, so that nothing is proved after it
     """
 
     ids: Tensor
@@ -63,21 +66,101 @@ class CertifiedWalk:
     listed: Tensor
 
 
-def bias_lists(head: ReferenceHead, width: int) -> BiasLists:
-    """The `width` largest biases after every token.
+@dataclass(frozen=True)
+class Proof:
+    """token: [batch] int64, the best of the rows named, with the score `best` [batch] fp32; proved: [batch] bool, whether it is the step's token."""
+
+    token: Tensor
+    best: Tensor
+    proved: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One step of some walks: its biases and its noise, made once, to be proved by any rows.
+
+    previous: [batch] int64; base: [batch, vocab]; scores: [batch, vocab] fp32, the corrected logits, or with noise logit / T + noise;
+    noise: [batch, vocab] fp32, of the draws, if there are any
+    """
+
+    previous: Tensor
+    base: Tensor
+    scores: Tensor
+    rounding: Rounding
+    draws: Draws | None
+    noise: Tensor | None
+
+    @classmethod
+    def of(cls, head: ReferenceHead, previous: Tensor, base: Tensor, rounding: Rounding, draws: Draws | None = None) -> Step:
+        """rounding: TWICE, ONCE or NEVER; draws: the noise of the rows, which are then all sampled."""
+        logits = head.step_logits(previous, base, rounding)
+        if draws is None:
+            return cls(previous, base, logits, rounding, None, None)
+        noise = gumbel_noise(head.vocab, draws)
+        return cls(previous, base, gumbel_scores(logits, draws, noise), rounding, draws, noise)
+
+    @cached_property
+    def reach(self) -> Tensor:
+        """[batch, vocab] fp32, what candidates are chosen by: base logits, or with noise base / T + noise."""
+        return _reach(self.base, self.draws, self.noise)
+
+    @property
+    def token(self) -> Tensor:
+        """[batch] int64, of the whole vocabulary."""
+        return greedy(self.scores, NanRule.LOSES)
+
+    def proof(self, found: Candidates, lists: BiasLists) -> Proof:
+        """By the candidates and the rows that the previous tokens list."""
+        batch, vocab = self.base.shape
+        rows = torch.cat([found.ids, lists.ids[self.previous]], dim=1)
+        named = torch.zeros(batch, vocab + 1, dtype=torch.bool, device=self.base.device).scatter_(1, rows, True)[:, :vocab]
+        scores = self.scores.masked_fill(~named, -torch.inf)
+        token = greedy(scores, NanRule.LOSES)
+        best = scores.gather(1, token[:, None])[:, 0]
+        bound = self._bound(found.bound[:, None], lists)[:, 0]
+        return Proof(token, best, (best > bound) & best.isfinite() & ~self.base.isnan().any(dim=1))
+
+    def survivors(self, proofs: Sequence[Proof], lists: BiasLists) -> list[Tensor]:
+        """Of each proof by these lists, [batch] int64: the rows that a search has to score, named ones among them, since their bounds reach the best of
+        those named; 0 where that is proved."""
+        bound = self._bound(self.reach, lists)
+        return [(bound >= proof.best[:, None]).sum(dim=1).masked_fill(proof.proved, 0) for proof in proofs]
+
+    def _bound(self, reach: Tensor, lists: BiasLists) -> Tensor:
+        """[batch, n] no score of an unlisted row exceeds it whose `reach` [batch, n] is at most this."""
+        bias = lists.bound[self.previous][:, None]
+        if self.draws is None:
+            return corrected(reach, bias, self.rounding)
+        return _noisy_bound(reach, bias, self.base, self.rounding, self.draws)
+
+
+def bias_lists(head: ReferenceHead, width: int, tokens: Tensor | None = None) -> BiasLists:
+    """The `width` largest biases after every token, or after some `tokens` [n] int64 in [0, vocab).
 
     Raises:
         ValueError: no such width.
     """
-    if not 1 <= width <= head.vocab:
-        raise ValueError(f"a list has 1 to {head.vocab} rows; got width {width}.")
-    parts = [_lists(head, tokens, width) for tokens in torch.arange(head.vocab, device=head.device).split(_CHUNK_TOKENS)]
-    return BiasLists(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    return nested_lists(head, [width], tokens)[0]
+
+
+def nested_lists(head: ReferenceHead, widths: Sequence[int], tokens: Tensor | None = None) -> list[BiasLists]:
+    """The same of several widths, from one top-k; raises as `bias_lists`."""
+    for width in widths:
+        if not 1 <= width <= head.vocab:
+            raise ValueError(f"a list has 1 to {head.vocab} rows; got width {width}.")
+    asked = torch.arange(head.vocab, device=head.device) if tokens is None else tokens.unique()
+    parts = [_tops(_highest_biases(head, some), widths) for some in asked.split(_CHUNK_TOKENS)]
+    return [_placed(head, asked, [part[place] for part in parts]) for place in range(len(widths))]
 
 
 def candidates(base: Tensor, count: int, draws: Draws | None = None) -> Candidates:
     """base: [batch, vocab]; draws: the noise of the rows, which are all sampled. Which of equal logits are taken is the top-k's affair."""
-    return Candidates(*_top(base.float() if draws is None else gumbel_scores(base.float(), draws), count))
+    return nested_candidates(_reach(base, draws), [count])[0]
+
+
+def nested_candidates(reach: Tensor, counts: Sequence[int]) -> list[Candidates]:
+    """Several counts of candidates by `reach` (see `Step`), from one top-k, so that the fewer are among the more."""
+    return [Candidates(*top) for top in _tops(reach, counts)]
 
 
 def prove(
@@ -93,24 +176,14 @@ def prove(
 
     previous: [batch] int64; base: [batch, vocab]; rounding: TWICE, ONCE or NEVER; draws: as `candidates` had them
     """
-    rows = torch.cat([found.ids, lists.ids[previous]], dim=1)
-    named = torch.zeros(base.shape, dtype=torch.bool, device=base.device).scatter_(1, rows, True)
-    logits = head.step_logits(previous, base, rounding)
-    scores = (logits if draws is None else gumbel_scores(logits, draws)).masked_fill(~named, -torch.inf)
-    token = greedy(scores, NanRule.LOSES)
-    best = scores.gather(1, token[:, None])[:, 0]
-    bias = lists.bound[previous]
-    if draws is None:
-        bound = corrected(found.bound[:, None], bias[:, None], rounding)[:, 0]
-    else:
-        bound = _noisy_bound(found.bound, bias, base, rounding, draws)
-    return token, (best > bound) & best.isfinite() & ~base.isnan().any(dim=1)
+    proof = Step.of(head, previous, base, rounding, draws).proof(found, lists)
+    return proof.token, proof.proved
 
 
 def _noisy_bound(noised: Tensor, bias: Tensor, base: Tensor, rounding: Rounding, draws: Draws) -> Tensor:
-    """[batch] fp64: no score outside exceeds it. noised: the largest base / T + noise there; bias: the largest bias."""
-    t, v, inverse = noised.double(), bias.double(), draws.inverse.double()
-    largest = base.double().abs().nan_to_num(posinf=0.0).amax(dim=1)
+    """[batch, n] fp64: no score outside exceeds it. noised: [batch, n], the largest base / T + noise there; bias: [batch, 1], the largest bias."""
+    t, v, inverse = noised.double(), bias.double(), draws.inverse.double()[:, None]
+    largest = base.abs().nan_to_num(posinf=0.0).amax(dim=1, keepdim=True).double()
     of_base, of_bias = {Rounding.TWICE: (1, 2), Rounding.ONCE: (1, 1), Rounding.NEVER: (0, 0)}[
         rounding
     ]  # roundings to bf16 that each meets
@@ -146,15 +219,28 @@ def certified_walk(
     return CertifiedWalk(tokens, proved, listed)
 
 
-def _lists(head: ReferenceHead, tokens: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """By the highest bias that fp32 sums may give, which the exact one differs little from."""
+def _highest_biases(head: ReferenceHead, tokens: Tensor) -> Tensor:
+    """[n, vocab] the highest bias that fp32 sums may give, which the exact one differs little from."""
     nothing = torch.zeros(len(tokens), head.vocab, device=head.device)
-    return _top(head.step_interval(tokens, nothing, Rounding.NEVER)[1], width)
+    return head.step_interval(tokens, nothing, Rounding.NEVER)[1]
 
 
-def _top(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Places of the `count` largest of each row, and the largest of the others."""
-    most = values.topk(min(count + 1, values.shape[1]), dim=1)
-    if count >= values.shape[1]:
-        return most.indices, values.new_full(values.shape[:1], -torch.inf)
-    return most.indices[:, :count], most.values[:, count]
+def _placed(head: ReferenceHead, asked: Tensor, parts: Sequence[tuple[Tensor, Tensor]]) -> BiasLists:
+    """The lists of the tokens `asked` among those of all tokens."""
+    rows, bounds = (torch.cat(column) for column in zip(*parts, strict=True))
+    ids = torch.full((head.vocab, rows.shape[1]), head.vocab, device=head.device)
+    bound = torch.full((head.vocab,), torch.inf, device=head.device)
+    ids[asked], bound[asked] = rows, bounds
+    return BiasLists(ids, bound)
+
+
+def _reach(base: Tensor, draws: Draws | None, noise: Tensor | None = None) -> Tensor:
+    return base.float() if draws is None else gumbel_scores(base.float(), draws, noise)
+
+
+def _tops(values: Tensor, counts: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+    """For each count the places of as many of the largest of each row, and the largest of the others."""
+    vocab = values.shape[1]
+    most = values.topk(min(max(counts) + 1, vocab), dim=1)
+    none = values.new_full(values.shape[:1], -torch.inf)
+    return [(most.indices[:, :count], most.values[:, count] if count < vocab else none) for count in counts]

@@ -112,11 +112,15 @@ def draw(logits: Tensor, temperature: Tensor, seed: Tensor, step: int, round: in
     return tokens
 
 
-def gumbel_scores(logits: Tensor, draws: Draws) -> Tensor:
-    """[batch, vocab] fp32 logit / T + Gumbel, monotone in the logit; NaN logits score -inf."""
-    vocab = logits.shape[1]
-    words = draws.words(-(-vocab // ROWS_PER_WORDS), Stream.DRAFT_ROWS).flatten(1)[:, :vocab]
-    return without_nan(fma(logits, draws.inverse[:, None], gumbel(words)))
+def gumbel_scores(logits: Tensor, draws: Draws, noise: Tensor | None = None) -> Tensor:
+    """[batch, vocab] fp32 logit / T + Gumbel, monotone in the logit; NaN logits score -inf. noise: `gumbel_noise`, where that is at hand."""
+    noise = gumbel_noise(logits.shape[1], draws) if noise is None else noise
+    return without_nan(fma(logits, draws.inverse[:, None], noise))
+
+
+def gumbel_noise(vocab: int, draws: Draws) -> Tensor:
+    """[batch, vocab] fp32, one Gumbel a row."""
+    return gumbel(draws.words(-(-vocab // ROWS_PER_WORDS), Stream.DRAFT_ROWS).flatten(1)[:, :vocab])
 
 
 def hashed_scores(logits: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:

@@ -199,6 +199,16 @@ class ClockedWalk(PreparedWalk, Protocol):
 
 
 @runtime_checkable
+class TalliedWalk(PreparedWalk, Protocol):
+    """A prepared walk that counts the steps which took longer than the others, so that its times can be explained."""
+
+    @property
+    def tally(self) -> Tensor:
+        """[max_batch, 2] int64, of all launches so far: steps that the table did not settle, and those of them that had to be searched."""
+        ...
+
+
+@runtime_checkable
 class SampledWalk(PreparedWalk, Protocol):
     """A prepared walk whose draws a host can repeat, from `noise`, the request's seed and the round."""
 

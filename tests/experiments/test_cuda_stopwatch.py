@@ -49,7 +49,7 @@ def test_work_on_a_stream_that_nobody_waits_for_is_not_an_answer(config: Config,
     object.__setattr__(config, "device", device)
     workload = Workload(config, max_steps=2, batch=1)
     elsewhere = torch.cuda.Stream()
-    answer = walk(workload.head, workload._sets[0], Rounding.TWICE).tokens
+    answer = walk(workload.head, workload.sets[0], Rounding.TWICE).tokens
 
     class Elsewhere:
         resources = Resources()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from experiments import record
-from experiments.examiner import Repeating
+from experiments.examiner import Oracle, Repeating, Unrepeatable
 from experiments.measure import measure
 from experiments.outcome import Incorrect, Row
 from experiments.schema import Config, Timing
@@ -18,7 +18,7 @@ from experiments.workload import Arm, Workload, create
 from kernels.agreement import Agreement
 from kernels.backends.candidate_walk import CandidateWalk
 from kernels.reference import walk
-from kernels.walk import Draft, NoiseRule, Resources, Rounding, WalkInputs
+from kernels.walk import Draft, NanRule, NoiseRule, Resources, Rounding, WalkInputs
 
 TIMING = Timing(rounds=4, warmup=1, kernel_replays=0)
 STEPS, BATCH, TEMPERATURE = 4, 3, 1.5
@@ -194,6 +194,33 @@ def test_a_greedy_walk_must_repeat_itself_even_where_two_answers_are_right() -> 
         examiner.examine(0, Draft(torch.tensor([[4, 2], [3, 1]])))
 
 
+def _sure(workload: Workload, logit: float) -> tuple[Oracle, Draft]:
+    """A draft of token 3 everywhere, whose logit is so much above all others, which are equal."""
+    inputs = replace(workload.sets[0], temperature=torch.ones(BATCH))
+    logits = torch.zeros(inputs.base_logits.shape, dtype=torch.bfloat16).index_fill_(2, torch.tensor([3]), logit)
+    return Oracle(workload.head, Rounding.TWICE, NanRule.LOSES, lambda which: inputs), Draft(torch.full((BATCH, STEPS), 3), logits)
+
+
+@pytest.mark.parametrize(("logit", "chance", "repeats"), [(12.0, 1e-6, True), (0.0, 1e-6, False), (12.0, 1.0, False)])
+def test_only_a_draw_that_is_likely_may_come_again_and_only_where_that_is_asked_for(
+    workload: Workload, logit: float, chance: float, repeats: bool
+) -> None:
+    oracle, draft = _sure(workload, logit)
+    examiner = Unrepeatable(oracle, chance)
+    examiner.glance(0, draft)
+    if repeats:
+        examiner.glance(0, draft)
+        return
+    with pytest.raises(Incorrect, match="so its noise repeats"):
+        examiner.glance(0, draft)
+
+
+def test_a_greedy_walk_may_have_one_answer_to_sets_that_do_not_follow_each_other() -> None:
+    examiner = Repeating(lambda which, tokens: Agreement(tokens.numel(), 0, 0, 0.0))
+    for which, token in ((0, 4), (1, 2), (2, 4)):
+        assert examiner.examine(which, Draft(torch.tensor([[token]]))).tokens == 1
+
+
 @dataclass
 class Pruned:
     """The host's own walk over two base candidates and one by bias."""
@@ -245,7 +272,7 @@ def test_an_approximate_walk_is_held_to_its_promise_and_its_distance_is_recorded
     for which in (0, 1):
         subject = workload.subject(arms[0], STEPS, temperature=temperature)
         subject.load(which)
-        inputs = replace(workload._sets[which], temperature=torch.full((BATCH,), temperature))
+        inputs = replace(workload.sets[which], temperature=torch.full((BATCH,), temperature))
         noise, round = (NoiseRule.HASH, which + 1) if temperature else (None, 0)
         tokens = walk(backend.restricted(workload.head), inputs, Rounding.NEVER, noise=noise, round=round).tokens
         astray += int((walk(workload.head, inputs, Rounding.NEVER, teacher=tokens, noise=noise, round=round).tokens != tokens).sum())

@@ -17,7 +17,7 @@ from experiments.drafter.pair import PairConfig
 from experiments.execute import execute, report
 from experiments.plan import Plan
 from experiments.recorded_rounds import recording
-from experiments.schema import Config, InputsConfig, Quantization, Smoke, Timing, Variant, WalkLatency
+from experiments.schema import Certified, Config, InputsConfig, Quantization, Smoke, Timing, Variant, WalkLatency
 from experiments.trained_inputs import files_of, ready
 from experiments.workload import Workload
 from kernels.heads.markov import MarkovHead
@@ -117,6 +117,17 @@ def test_a_pair_is_trained_and_recorded_once_and_then_timed(asked: Plan, monkeyp
         assert run.meta["protocol"]["inputs"]["recorded"]["pair_key"] == small_pair().key
     with recording(str(files_of(timed).rounds), "k", 300, 300) as found:
         assert runs[0].meta["protocol"]["inputs"]["head_sha256"] == found.facts["head_sha256"]
+
+
+@pytest.mark.parametrize(("sets", "batches", "count"), [(128, (1,), 128), (200, (1,), 200), (200, (1, 8), 214)])
+def test_a_pair_without_rounds_records_as_many_as_the_sets_of_the_largest_batch_take(
+    asked: Plan, monkeypatch: pytest.MonkeyPatch, sets: int, batches: tuple[int, ...], count: int
+) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(trained_inputs, "run_in_fresh_process", lambda plan: made.append(plan.config.experiment) or 1)
+    ask = Certified((Variant("bits", "reference"),), steps=(4,), batches=batches, sets=sets)
+    execute(_with(asked, replace(asked.config, experiment=ask, inputs=InputsConfig("trained"))))
+    assert [record.count for record in made] == [count]
 
 
 def test_a_pair_that_cannot_be_made_is_told(asked: Plan, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from experiments.outcome import Incorrect
 from experiments.schema import Config, HeadConfig, Smoke
 from experiments.workload import Arm, Workload, create
 from kernels.device import load
+from kernels.synthetic import synthetic_inputs
 from kernels.walk import Rounding, Unsupported
 
 
@@ -34,6 +36,20 @@ def test_the_input_sets_differ_in_their_first_token_so_at_every_length(workload:
         assert workload.verify(arm.backend, which, subject.tokens).ok
         assert not workload.verify(arm.backend, 1 - which, subject.tokens).ok
     assert answers[0] != answers[1]
+
+
+def test_of_many_sets_each_has_another_answer_than_the_one_before(config: Config) -> None:
+    workload = Workload(config, max_steps=4, batch=2, sets=30, least_steps=1)
+    arm, answers = _arm(workload), []
+    assert len(workload.sets) == 30
+    for which in range(30):
+        subject = workload.subject(arm, 1, 1)
+        subject.load(which)
+        subject.launch()
+        answers.append(int(subject.tokens[0, 0]))
+    assert all(one != other for one, other in pairwise(answers))
+    longer = Workload(config, max_steps=4, batch=2, sets=30, least_steps=4)
+    assert torch.equal(longer.sets[1].base_logits, synthetic_inputs(64, 4, 2, 1).base_logits)
 
 
 def test_a_shorter_walk_is_a_prefix_of_a_longer_one(workload: Workload) -> None:
@@ -152,6 +168,10 @@ def test_what_cannot_run_here_says_so(config: Config, workload: Workload) -> Non
         Workload(replace(config, device=load("h200")), 1, 1)
     with pytest.raises(Unsupported, match=r"base logits at batch 2 and up to 1000000000 steps 768\.0 GB.* or experiment\.steps"):
         Workload(replace(config, experiment=Smoke(steps=(10**9,), batch=2)), 10**9, 2)
+    with pytest.raises(
+        Unsupported, match=r"base logits at batch 2 and up to 4 steps 102400000\.0 GB.* choose a smaller experiment\.sets, head\.vocab"
+    ):
+        Workload(config, 4, 2, sets=10**14 - 1)
 
 
 def test_a_head_that_gives_one_answer_to_everything_cannot_be_checked(config: Config) -> None:

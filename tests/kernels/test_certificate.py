@@ -14,7 +14,7 @@ from torch import Tensor
 from experiments.drafter.checkpoint import COMMITTED
 from experiments.head_file import read
 from experiments.recorded_rounds import recording
-from kernels.certificate import Candidates, bias_lists, candidates, certified_walk, prove
+from kernels.certificate import Candidates, Step, bias_lists, candidates, certified_walk, nested_candidates, nested_lists, prove
 from kernels.heads.markov import MarkovHead
 from kernels.reference import walk
 from kernels.sampling import Draws, gumbel_scores
@@ -178,3 +178,50 @@ def test_few_rows_prove_most_steps_of_a_trained_drafter() -> None:
     found = certified_walk(head, given, 64, bias_lists(head, 32), Rounding.TWICE)
     assert torch.equal(found.tokens, walk(head, given, Rounding.TWICE).tokens)
     assert 0.9 < float(found.proved.float().mean()) < 1
+
+
+def test_lists_of_some_tokens_prove_nothing_after_any_other() -> None:
+    head = MarkovHead.synthetic(70, 4, 3, w2_std=1.0)
+    whole, some = bias_lists(head, 9), bias_lists(head, 9, torch.tensor([5, 69, 5]))
+    asked = torch.zeros(70, dtype=torch.bool).index_fill(0, torch.tensor([5, 69]), True)
+    assert torch.equal(some.ids[asked], whole.ids[asked])
+    assert torch.equal(some.bound[asked], whole.bound[asked])
+    assert (some.ids[~asked] == 70).all()
+    assert (some.bound[~asked] == torch.inf).all()
+    base = torch.zeros(70, 70).index_fill(1, torch.tensor([3]), 90.0)  # row 3 wins everywhere, by far
+    for draws in (None, Draws.of(torch.ones(70), torch.arange(70), 0, 0)):
+        found = candidates(base, 8, draws)
+        token, proved = prove(head, torch.arange(70), base, found, some, Rounding.TWICE, draws)
+        assert proved.tolist() == asked.tolist()
+        assert token[asked].eq(3).all()
+
+
+def test_lists_and_candidates_of_several_widths_are_those_of_each() -> None:
+    head = MarkovHead.synthetic(70, 4, 3, w2_std=1.0)
+    for width, lists in zip((20, 1, 70), nested_lists(head, (20, 1, 70)), strict=True):
+        alone = bias_lists(head, width)
+        assert torch.equal(lists.ids.sort(dim=1).values, alone.ids.sort(dim=1).values)
+        assert torch.equal(lists.bound, alone.bound)
+    base = torch.randn(3, 70, generator=torch.Generator().manual_seed(0))
+    nested = nested_candidates(base, (6, 99, 2))
+    for count, found in zip((6, 99, 2), nested, strict=True):
+        assert torch.equal(found.ids.sort(dim=1).values, candidates(base, count).ids.sort(dim=1).values)
+        assert torch.equal(found.bound, candidates(base, count).bound)
+    with pytest.raises(ValueError, match="a list has 1 to 70 rows; got width 0"):
+        nested_lists(head, (3, 0))
+
+
+def test_a_search_has_the_rows_that_can_win_after_any_proof_that_fails() -> None:
+    """The exact winner is among the rows whose bound reaches the best, or it is named."""
+    head, given = drawn(5, 40, 3, 4)
+    for noisy in (False, True):
+        draws = Draws.of(torch.ones(3), given.seed, 0, 0) if noisy else None
+        at = Step.of(head, given.anchor, given.base_logits[:, 0], Rounding.TWICE, draws)
+        lists, (found,) = bias_lists(head, 1), nested_candidates(at.reach, (1,))
+        proof = at.proof(found, lists)
+        assert not proof.proved.all()
+        reaching = at._bound(at.reach, lists) >= proof.best[:, None]
+        assert torch.equal(at.survivors([proof], lists)[0], reaching.sum(dim=1) * ~proof.proved)
+        for request in (~proof.proved).nonzero()[:, 0].tolist():
+            token = at.token[request]
+            assert reaching[request, token] or token in (found.ids[request], lists.ids[given.anchor[request]])
