@@ -47,7 +47,8 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
         "streaming_bf16": Look("one launch, streaming bf16", "#009E73", "^"),
         "streaming_int8": Look("one launch, streaming int8", "#0072B2", "<"),
         "resident": Look("one launch, resident int8", "#D55E00", "o"),
-        "reference": Look("reference", "#00507d", "*"),
+        "certified_sm80": Look("one launch, certified", "#7F9400", "*"),
+        "reference": Look("reference", "#00507d", "."),
     }
 )
 # The ways to agree on a token: the chosen pair has the colour of the resident walk that uses it; families have shades of one colour.
