@@ -12,8 +12,8 @@ the next but `late` is chosen. Whatever the rounds are, all of them together tak
 
 longer than serial ones. Proof: a told round takes x = m + (m' - m) / w where m' is the average after it, so the sum of x - S over told rounds is that of
 m - S, plus a telescope of at most (W - B) / w. While the certified walk is settled on, m < S. What else is told are tries, and rounds under way when m left
-that side, `late` at most each time; only a try leads back, so that happens n times, and once more unless the walk is settled on at the end, with at most
-1 + late rounds never told. Each of all these adds at most W - S.
+that side, `late` at most each time (they move m only; if back below S, a try is due at once). Only a try leads back, so that happens n times, and once more
+unless the walk is settled on at the end, with at most 1 + late rounds never told. Each of all these adds at most W - S.
 
 - All rounds cheaper than S: all are certified, so there is no regret.
 - All rounds at S or above it: after the first `needed(B, x)` told ones only tries, whose share tends to 1 / (longest + 1), or to 1 / (late + 1) if that is less.
@@ -111,7 +111,7 @@ class Dispatcher:
         self.settled = Choice.CERTIFIED if self.average_us < terms.serial_us else Choice.SERIAL
         self.wait = terms.first
         self._kept = 0  # rounds told since the certified walk was settled on
-        self._waited = 0  # serial rounds since the last try
+        self._waited = 0  # serial rounds since the last certified one
         self._under_way: deque[bool] = deque()  # certified rounds not told yet: which are tries
 
     def choose(self) -> Choice:
@@ -147,7 +147,7 @@ class Dispatcher:
         """After a round of the certified walk, where it was settled on."""
         self._kept += 1
         if not cheaper:
-            self.settled, self._waited = Choice.SERIAL, 0
+            self.settled = Choice.SERIAL
         elif self._kept >= self.wait:
             self.wait = self.terms.first
 

@@ -136,6 +136,28 @@ def test_a_cheap_try_is_followed_at_once_and_the_wait_is_the_first_again_when_it
     assert dispatcher.wait == known.first
 
 
+def test_rounds_under_way_settle_nothing_but_may_make_a_try_due() -> None:
+    dispatcher = Dispatcher(Terms(20.0, COST, weight=0.5, first=4, longest=8))
+    for _ in range(4):
+        assert dispatcher.choose() == Choice.CERTIFIED
+    dispatcher.tell(STEPS, STEPS)
+    dispatcher.tell(STEPS, STEPS)
+    assert (dispatcher.settled, dispatcher.wait) == (Choice.SERIAL, 4), "what was chosen before is no try, so it doubles no wait"
+    assert dispatcher.choose() == Choice.SERIAL
+    for _ in range(2):
+        dispatcher.average_us = 20.5  # so near that one cheap round leads below
+        dispatcher.tell(0, 0)
+        assert dispatcher.average_us < 20.0
+        assert dispatcher.settled == Choice.SERIAL
+    assert dispatcher.choose() == Choice.CERTIFIED, "before the wait is over"
+    dispatcher.tell(0, 0)
+    assert dispatcher.settled == Choice.CERTIFIED
+
+
+def test_an_average_that_meets_the_serial_time_is_not_below_it() -> None:
+    assert Terms(20.0, COST, weight=0.5).needed(30.0, 10.0) == 2
+
+
 @given(terms, rounds, rounds)
 def test_needed_rounds_are_enough_and_hardly_more(known: Terms, start: Round, found: Round) -> None:
     average, x = _us(start), _us(found)
