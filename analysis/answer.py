@@ -14,7 +14,8 @@ from analysis.acceptance import acceptance_rows, compare, fewest_identical
 from analysis.anatomy import EXPERIMENT as ANATOMY
 from analysis.bootstrap import Estimate
 from analysis.breakdown import part_cost
-from analysis.claim import ACCEPTANCE, Book, Claim, Query, Verdict
+from analysis.certified import dispatch_ratio, family, proved_share, round_median
+from analysis.claim import ACCEPTANCE, CERTIFIED, Book, Claim, Query, Verdict
 from analysis.equivalence import Equivalence
 from analysis.latency import median_time, sampling_cost, speedup
 from analysis.load import Run, all_runs
@@ -91,13 +92,21 @@ def cited(answers: Iterable[Answer]) -> list[Run]:
 def run_for(query: Query, records: Records) -> Run | None:
     """The newest run that has the query's cells, of the first experiment that has such a run."""
     runs = (run for name in query.experiments for run in records.get(name, ()))
+    if query.measure in CERTIFIED:  # a run may have been asked for times or for shares only
+        runs = (run for run in runs if query.table in run.tables and query.inputs in ("", family(run)))
     return next((run for run in runs if all(_has(run.table(query.table), cell) for cell in query.cells)), None)
 
 
 def measure(query: Query, run: Run) -> Estimate | None:
-    """Our value for `query` in `run`, with its interval over replicas (of errors: over heads); None where the run does not have it."""
+    """Our value for `query` in `run`, with its interval over replicas (of errors over heads, of rounds over sets of inputs); None where the run does not have it."""
     if query.measure == "relative_error":
         return relative_error(run, matrix=query.matrix, form=query.variant, tokens=query.tokens, over="".join(query.against))
+    if query.measure == "round_median":
+        return round_median(run, query.variant, query.cells[0])
+    if query.measure == "dispatch_ratio":
+        return dispatch_ratio(run, query.variant, query.cells[0])
+    if query.measure == "proved_share":
+        return proved_share(run, query.cells[0], query.steps)
     samples = run.table("samples")
     if query.measure == "median":
         return median_time(samples, query.variant, **query.samples)

@@ -11,12 +11,18 @@ from typing import Any, TypeVar, cast
 import yaml
 
 from analysis.bootstrap import Estimate
+from analysis.certified import EXPERIMENT as CERTIFIED_EXPERIMENT
 from analysis.quantization import EXPERIMENT as QUANTIZATION
 from analysis.quantization import TRAINED
 
 CLAIMS = Path(__file__).resolve().parent.parent / "paper" / "claims.yaml"
 ACCEPTANCE = ("acceptance_change", "greedy_identity")  # measures that the experiment `acceptance` answers
-_MEASURES = ("median", "slope", "entry", "ratio", "sampling", "part", "relative_error", *ACCEPTANCE)
+CERTIFIED = {
+    "round_median": "certified_rounds",
+    "proved_share": "certified_shares",
+    "dispatch_ratio": "certified_dispatch",
+}  # measure: its table
+_MEASURES = ("median", "slope", "entry", "ratio", "sampling", "part", "relative_error", *ACCEPTANCE, *CERTIFIED)
 _PAIRED = ("part", *ACCEPTANCE)  # against one arm
 _T = TypeVar("_T")
 
@@ -52,6 +58,10 @@ class Query:
 
     The measures of acceptance are asked of a `pair` of target and drafter instead of a head; no pair means the only one, 0 steps all lengths, batch 0 all
     batches.
+
+    Of the experiment `certified`: `round_median` (us a round, the median over sets of inputs), `dispatch_ratio` (what a dispatcher chose over the serial
+    walk that it chose from), `proved_share` (the share of steps that `candidates` and `listed` rows prove, of the first `steps` of a round). They are asked of
+    a `vocab` and a family of `inputs` instead of a head; no family means any.
     """
 
     measure: str
@@ -67,6 +77,10 @@ class Query:
     matrix: str = "w2"
     tokens: str = ""
     pair: str = ""
+    vocab: int = 0
+    inputs: str = ""
+    candidates: int = 0
+    listed: int = 0
 
     @property
     def experiments(self) -> tuple[str, ...]:
@@ -79,6 +93,8 @@ class Query:
             return (QUANTIZATION,)
         if self.measure in ACCEPTANCE:
             return ("acceptance",)
+        if self.measure in CERTIFIED:
+            return (CERTIFIED_EXPERIMENT,)
         return ("step_slope",) if self.measure in ("slope", "entry") else ("walk_latency", "step_slope")
 
     @property
@@ -86,6 +102,8 @@ class Query:
         """The table that says which cells a run has."""
         if self.measure == "relative_error":
             return "quantization"
+        if self.measure in CERTIFIED:
+            return CERTIFIED[self.measure]
         return "acceptance" if self.measure in ACCEPTANCE else "cells"
 
     @property
@@ -99,6 +117,11 @@ class Query:
             asked = {column: value for column, value in named.items() if value}
             own: dict[str, object] = asked | {"temperature": self.temperature}
             return [own, *(own | {"variant": arm} for arm in (self.variant, *self.against))]
+        if self.measure == "proved_share":
+            return [{"vocab": self.vocab, "temperature": self.temperature, "candidates": self.candidates, "listed": self.listed}]
+        if self.measure in CERTIFIED:
+            of_walk: dict[str, object] = {"vocab": self.vocab, "steps": self.steps, "batch": self.batch, "temperature": self.temperature}
+            return [of_walk | {"l2": self.l2, "variant": self.variant}]
         own = {"head": self.head, "batch": self.batch, "temperature": self.temperature}
         if self.steps:
             own["steps"] = self.steps

@@ -3,7 +3,7 @@
 A document holds blocks: `<!-- claims:NAME -->...<!-- /claims -->` in Markdown, `/* claims:NAME */.../* /claims */` in Typst.
 NAME is `summary` (the answered claims that have a title), `slopes` (the fitted lines), `latency` (the grid of walk_latency), `rivals` (all arms),
 `ratios` (published speed-ups and ours), `errors` and `flips` (what 8-bit formats lose of a head, and the tokens they change), `acceptance` (acceptance
-lengths), `anatomy` (what a
+lengths), `certified` and `proved` (times of the certified walk, and the steps that few rows prove), `anatomy` (what a
 step is made of), `other_gpu` (what of a published time is its GPU's), `record` (which runs answer), or a claim id (our value, in a sentence).
 """
 
@@ -18,6 +18,8 @@ from analysis.acceptance import acceptance_table, comparisons
 from analysis.anatomy import EXPERIMENT as ANATOMY
 from analysis.anatomy import MAIN_WALK, anatomy_table, run_of
 from analysis.answer import Answer, Records, cited
+from analysis.certified import EXPERIMENT as CERTIFIED
+from analysis.certified import certified_table, measured, share_table, shares
 from analysis.fits import slopes_table
 from analysis.latency import EXPERIMENT, latencies, latency_table
 from analysis.other_gpu import elsewhere, other_gpu_table
@@ -31,7 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # CONTRIBUTING.md is left out: it holds working notes, with numbers of trials that no published record keeps.
 DOCUMENTS = (ROOT / "README.md", ROOT / "paper" / "report.typ")
 UNITS = {"us": "µs", "us/step": "µs/step"}
-_DIGITS = {"us/step": ".2f", "%": ".2f", "prompts of 605": ".0f"}
+_DIGITS = {"us/step": ".2f", "%": ".2f", "prompts of 605": ".0f", "of steps": ".4f"}
 _BLOCK = re.compile(
     r"(?P<open>(?:<!--|/\*) claims:(?P<name>[\w.]+) (?:-->|\*/))(?P<body>.*?)(?P<close>(?:<!--|/\*) /claims (?:-->|\*/))", re.DOTALL
 )
@@ -114,6 +116,10 @@ def _body(name: str, answers: Sequence[Answer], records: Records) -> str:
         return f"\n{table(quantization_of(records.get(QUANTIZATION, ())))}\n"
     if name == "acceptance":
         return f"\n{acceptance_table(comparisons(records.get(ACCEPTANCE, ())))}\n"
+    if name == "certified":
+        return f"\n{certified_table(measured(records.get(CERTIFIED, ())))}\n"
+    if name == "proved":
+        return f"\n{share_table(shares(records.get(CERTIFIED, ())))}\n"
     if name == "ratios":
         claims = [answer.claim for answer in answers]
         return f"\n{ratio_table(ratios(claims, latencies(records.get(RIVALS, ()))))}\n"
@@ -127,7 +133,7 @@ def _body(name: str, answers: Sequence[Answer], records: Records) -> str:
             claim, ours = answer.claim, answer.ours
             return with_unit(f"{ours.value:{_digits(claim.unit)}}", claim.unit) if ours else "not measured yet"
     raise KeyError(
-        f"no claim and no table is called {name!r}; tables are summary, slopes, latency, rivals, ratios, errors, flips, acceptance, anatomy, other_gpu and record, claims stand in paper/claims.yaml."
+        f"no claim and no table is called {name!r}; tables are summary, slopes, latency, rivals, ratios, errors, flips, acceptance, certified, proved, anatomy, other_gpu and record, claims stand in paper/claims.yaml."
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from experiments.certified_shares import Widths, certified_shares
 from experiments.convert import ConfigError
+from experiments.dispatch_replay import dispatched
 from experiments.measure import flag_clocks, measure_sets, progress
 from experiments.outcome import Outcome, Row, of_cells
 from experiments.plan import Plan
@@ -23,12 +24,13 @@ from experiments.walk_latency import Cell, prepare
 from experiments.workload import Workload, assert_variants, stopwatch_for
 from kernels.device import check_live
 
+_PASSES = 4  # over the sets, as the dispatcher meets them: 512 rounds of 128 sets, a few answers of an engine
 _CLOCK_TOLERANCE = Timing().clock_tolerance
 _TABLES = ("certified_rounds", "cells", "certified_shares", "approximations")
 
 
 def run(plan: Plan) -> Outcome:
-    """The tables `certified_rounds`, `cells`, `certified_shares` and `approximations`, all in this process.
+    """The tables `certified_rounds`, `cells`, `certified_shares`, `approximations` and `certified_dispatch`, all in this process.
 
     Raises:
         ConfigError: an arm that does not exist, lists longer than the vocabulary, or input sets that all have one answer.
@@ -42,9 +44,16 @@ def run(plan: Plan) -> Outcome:
     for batch in dict.fromkeys((1, *ask.batches)):
         _ask_batch(plan, batch, stopwatch, found)
     flag_clocks(found.tables["certified_rounds"], _CLOCK_TOLERANCE)
+    found.tables["certified_dispatch"] = _dispatched(found)
     found.protocol.update(_protocol(ask, stopwatch))
     status, reason = of_cells(found.tables["cells"])
     return Outcome(found.tables, found.protocol, found.resources, status, reason)
+
+
+def _dispatched(found: Outcome) -> list[Row]:
+    """What the dispatcher would have chosen of the exact arms."""
+    approximate = {row["variant"] for row in found.tables["approximations"]}
+    return dispatched([row for row in found.tables["certified_rounds"] if row["variant"] not in approximate], passes=_PASSES)
 
 
 def _ask(plan: Plan) -> Certified:

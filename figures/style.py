@@ -47,7 +47,8 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
         "streaming_bf16": Look("one launch, streaming bf16", "#009E73", "^"),
         "streaming_int8": Look("one launch, streaming int8", "#0072B2", "<"),
         "resident": Look("one launch, resident int8", "#D55E00", "o"),
-        "reference": Look("reference", "#00507d", "*"),
+        "certified_sm80": Look("one launch, certified", "#7F9400", "*"),
+        "reference": Look("reference", "#00507d", "."),
     }
 )
 # The ways to agree on a token: the chosen pair has the colour of the resident walk that uses it; families have shades of one colour.
@@ -148,6 +149,6 @@ def note(figure: Figure, text: str) -> float:
     Every line of `text` is wrapped to the figure's width. Returns where the note ends, as a share of the figure's height.
     """
     width_in, height_in = figure.get_size_inches()
-    lines = [line for part in text.splitlines() for line in textwrap.wrap(part, int(72 * width_in / (0.53 * NOTE_PT)))]
+    lines = [line for part in text.splitlines() for line in textwrap.wrap(part, int(72 * width_in / (0.55 * NOTE_PT)))]
     figure.text(0.01, 0.005, "\n".join(lines), fontsize=NOTE_PT, color=MUTED, ha="left", va="bottom", linespacing=1.25)
     return 0.005 + len(lines) * 1.3 * NOTE_PT / (72 * height_in)

@@ -556,6 +556,96 @@ def acceptance(
     return write_run(root, "acceptance", acceptance_tables(**shape) if tables is None else tables, run_id=run_id, device=device)
 
 
+# us of a certified round: at once, a step, a step that the table does not settle, one that is searched
+CERTIFIED = (13.0, 0.4, 1.6, 7.5)
+CERTIFIED_SETS = 40
+CERTIFIED_GRID = ((7, 1, 0.0), (16, 1, 0.0), (7, 1, 1.0), (16, 1, 1.0), (7, 64, 0.0))
+CERTIFIED_ARMS = ("sglang_folded", "vllm_int8_walk", "resident", "certified_sm80")
+LAUNCH_US = 1.5
+
+
+def certified_tables(
+    flat: bool = False,
+    *,
+    vocab: int = 151_936,
+    grid: tuple[tuple[int, int, float], ...] = CERTIFIED_GRID,
+    sets: int = CERTIFIED_SETS,
+    tried: int = 10,
+    shares: bool = True,
+) -> dict[str, pd.DataFrame]:
+    """certified_rounds, cells, certified_dispatch and certified_shares. On `flat` inputs every step is searched, and the dispatcher tries one set in `tried`."""
+    rng = np.random.default_rng(21)
+    entry, step_us, again_us, searched_us = CERTIFIED
+    named = {"device": "h200", "head": "markov_v152k" if flat else "qwen_vocab_markov", "vocab": vocab, "rank": 256}
+    named |= {"inputs": "synthetic" if flat else "trained"}
+    rounds, replays = [], []
+    for steps, batch, temperature in grid:
+        again = rng.binomial(steps * batch, 0.16 if temperature else 0.04, sets) if not flat else np.full(sets, steps * batch)
+        searched = rng.binomial(again, 0.3) if not flat else again
+        for l2, number in ((l2, number) for l2 in ("cold", "hot") for number in range(sets)):
+            at = named | {"steps": steps, "batch": batch, "temperature": temperature, "l2": l2, "set": number}
+            times = {}
+            for variant in CERTIFIED_ARMS:
+                ours, saved = variant == "certified_sm80", 4.0 if l2 == "hot" else 0.0
+                time = (
+                    entry
+                    + step_us * steps * batch**0.5
+                    + again_us * again[number] / batch**0.5
+                    + searched_us * searched[number] / batch**0.5
+                )
+                times[variant] = (time if ours else grid_time(variant, vocab, steps, batch, temperature)) - saved + rng.normal(0, 0.15)
+                counts = {"again": again[number], "searched": searched[number]} if ours else {"again": -1, "searched": -1}
+                of = {"backend": BACKENDS.get(variant, variant), "variant": variant, "time_us": times[variant], "order": len(rounds) % 8}
+                rounds.append(at | of | counts | {"clock_mhz": 1975.0, "valid": True})
+            choice = "serial" if flat and number % tried else "certified"
+            both = {"certified_us": times["certified_sm80"], "serial_us": times["resident"]}
+            of = {"backend": "certified_sm80", "variant": "certified_sm80", "serial": "resident", "pass": 0, "choice": choice}
+            replays.append(at | of | both | {"time_us": both[f"{choice}_us"]})
+    timed = pd.DataFrame(rounds)
+    cells = timed[[column for column in SCHEMA["tables"]["cells"] if column in timed]].drop_duplicates()
+    cells = cells.assign(
+        replica=0, status="ok", reason="", rounding="twice", tokens=cells["steps"] * cells["batch"] * sets, near_ties=0, floor_us=2.0
+    )
+    tables = {"certified_rounds": timed, "cells": cells, "certified_dispatch": pd.DataFrame(replays)}
+    return tables | ({"certified_shares": certified_shares(named, flat, sets)} if shares else {})
+
+
+def unproved(candidates: int, listed: int, temperature: float) -> float:
+    """The share of steps that so many rows do not prove."""
+    return (0.2 if temperature else 0.04) * (64 / candidates) ** 1.3 * (32 / listed) ** 0.6
+
+
+def certified_shares(named: Mapping[str, Any], flat: bool = False, sets: int = CERTIFIED_SETS) -> pd.DataFrame:
+    """Every step of rounds of 16, by candidates, listed rows and temperature, proved as `unproved` says; a step in 20 is lifted."""
+    rng, steps, rows = np.random.default_rng(22), 16, []
+    for candidates, listed, temperature in ((m, j, t) for m in (64, 256, 512) for j in (32, 64) for t in (0.0, 1.0)):
+        hidden = rng.random((sets, steps)) < (1.0 if flat else unproved(candidates, listed, temperature))
+        lifted = (rng.random((sets, steps)) < 0.05) & ~hidden
+        of = dict(named) | {"steps": steps, "temperature": temperature, "candidates": candidates, "listed": listed}
+        for number, step in np.ndindex(sets, steps):
+            found = {"proved": not hidden[number, step], "lifted": bool(lifted[number, step]), "survivors": int(rng.integers(1, 6))}
+            rows.append(of | {"set": number, "step": step} | found)
+    return pd.DataFrame(rows)
+
+
+def certified(
+    root: Path,
+    tables: Mapping[str, pd.DataFrame] | None = None,
+    *,
+    flat: bool = False,
+    run_id: str = "20260101T000000Z-h200-00000000",
+    **shape: Any,
+) -> Path:
+    """A certified run on an H200: of rounds that a trained pair drafted, or of the paper's flat logits."""
+    device = {"spec": "h200", "name": "NVIDIA H200"}
+    config = {
+        "device": {"name": "h200", "hbm_gb_s": 4800.0, "l2_bytes": 62914560},
+        "inputs": {"family": "synthetic" if flat else "trained"},
+    }
+    chosen = certified_tables(flat, **shape) if tables is None else tables
+    return write_run(root, "certified", chosen, run_id=run_id, device=device, config=config, protocol={"launch_floor_us": LAUNCH_US})
+
+
 def write_results(root: Path) -> None:
     """All fixture runs under `root`."""
     acceptance(root)
@@ -572,6 +662,8 @@ def write_results(root: Path) -> None:
     capacity(root)
     packing_map(root)
     quantization(root)
+    certified(root)
+    certified(root, flat=True, run_id="20260101T000100Z-h200-00000001", shares=False)
 
 
 if __name__ == "__main__":

@@ -171,13 +171,13 @@ def test_a_wrong_draw_of_one_set_is_seen_too(asked: Plan, monkeypatch: pytest.Mo
 
 @dataclass
 class Tallying(Planted):
-    """Two requests count, in every launch: which set it was, and one search."""
+    """Two requests count, in every launch: one more than which set it was, and one search."""
 
     tally: torch.Tensor = field(default_factory=lambda: torch.zeros(2, 2, dtype=torch.int64))
 
     def launch(self, inputs: WalkInputs, out: Draft) -> None:
         super().launch(inputs, out)
-        self.tally[0, 0] += next(n for n, one in enumerate(self.workload.sets) if torch.equal(one.base_logits[:, :2], inputs.base_logits))
+        self.tally[0, 0] += 1 + next(n for n, one in enumerate(self.workload.sets) if torch.equal(one.base_logits[:, :2], inputs.base_logits))
         self.tally[1, 1] += 1
 
 
@@ -185,7 +185,7 @@ def test_the_tally_of_a_set_is_what_one_launch_adds(asked: Plan, monkeypatch: py
     _plant(monkeypatch, lambda *_: None, Tallying)
     found = certified.run(_with(asked, steps=(2,), batches=(2,), temperatures=(0.0,)))
     counted = {(row["variant"], row["set"], row["again"], row["searched"]) for row in found.tables["certified_rounds"]}
-    assert counted == {("certified", which, which, 1) for which in range(SETS)} | {("bits", which, -1, -1) for which in range(SETS)}
+    assert counted == {("certified", which, which + 1, 1) for which in range(SETS)} | {("bits", which, -1, -1) for which in range(SETS)}
 
 
 def test_the_arms_of_a_set_are_interleaved_in_an_order_of_the_seed(asked: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +238,7 @@ def test_the_yaml_says_what_the_dataclass_says() -> None:
     assert made.head.vocab == 151_936
     for variant in ask.variants:
         create(variant.backend, variant.options)
-    assert [variant.label for variant in ask.variants][:3] == ["certified", "resident", "resident_bf16"]
+    assert [variant.label for variant in ask.variants][:3] == ["certified_sm80", "resident", "resident_bf16"]
     trained = compose(["experiment=certified", "inputs=trained", "pair=qwen_vocab"])
     assert trained.inputs.family == "trained"
 
