@@ -14,7 +14,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <memory>
 #include <vector>
 
 namespace emulator {
@@ -42,8 +41,9 @@ struct Fiber {
   ucontext_t context;
   Index thread, block;
   Cta* cta;
+  const Rendezvous* place = nullptr;  // where it waits, until that has another generation
+  unsigned generation = 0;
   bool done = false;
-  std::unique_ptr<char[]> stack;
 };
 
 inline Fiber* current;
@@ -52,7 +52,7 @@ inline Index grid;
 inline std::function<void()> body;
 constexpr uint8_t kStale = 0x5A;  // what shared memory holds at first: no zeros
 constexpr int kSmemAlignment = 128;
-constexpr int kStackBytes = 1 << 17;
+constexpr int kStackBytes = 1 << 16;
 constexpr long kMostTurns = 2'000'000;  // of the scheduler: then nobody gets on any more
 
 inline void yield() { swapcontext(&current->context, &scheduler); }
@@ -67,7 +67,9 @@ inline void meet(Rendezvous& place, int everybody, const std::function<void()>& 
     place.generation++;
     return;
   }
-  while (place.generation == generation) yield();
+  current->place = &place, current->generation = generation;
+  yield();
+  current->place = nullptr;
 }
 
 inline uint8_t* shared() {
@@ -93,6 +95,8 @@ inline bool run(int ctas, int threads, int smem_bytes, const std::function<void(
   body = kernel, grid = {ctas, 1, 1};
   std::vector<Cta> places(ctas);
   std::vector<Fiber> fibers(static_cast<size_t>(ctas) * threads);
+  static std::vector<char> stacks;  // fresh pages for every launch took a third of the time
+  stacks.resize(std::max(stacks.size(), fibers.size() * kStackBytes));
   for (auto& cta : places) {
     cta.threads = threads;
     cta.warps.resize(threads / 32);
@@ -102,9 +106,8 @@ inline bool run(int ctas, int threads, int smem_bytes, const std::function<void(
     Fiber& fiber = fibers[i];
     fiber.thread = {static_cast<int>(i % threads), 0, 0}, fiber.block = {static_cast<int>(i / threads), 0, 0};
     fiber.cta = &places[i / threads];
-    fiber.stack.reset(new char[kStackBytes]);
     getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.get(), fiber.context.uc_stack.ss_size = kStackBytes;
+    fiber.context.uc_stack.ss_sp = stacks.data() + i * kStackBytes, fiber.context.uc_stack.ss_size = kStackBytes;
     makecontext(&fiber.context, start, 0);
   }
   size_t alive = fibers.size();
@@ -113,9 +116,11 @@ inline bool run(int ctas, int threads, int smem_bytes, const std::function<void(
     alive = 0;
     for (auto& fiber : fibers) {
       if (fiber.done) continue;
+      alive++;
+      if (fiber.place && fiber.place->generation == fiber.generation) continue;
       current = &fiber;
       swapcontext(&scheduler, &fiber.context);
-      alive += !fiber.done;
+      alive -= fiber.done;
     }
   }
   return true;
