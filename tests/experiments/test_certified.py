@@ -177,7 +177,9 @@ class Tallying(Planted):
 
     def launch(self, inputs: WalkInputs, out: Draft) -> None:
         super().launch(inputs, out)
-        self.tally[0, 0] += 1 + next(n for n, one in enumerate(self.workload.sets) if torch.equal(one.base_logits[:, :2], inputs.base_logits))
+        self.tally[0, 0] += 1 + next(
+            n for n, one in enumerate(self.workload.sets) if torch.equal(one.base_logits[:, :2], inputs.base_logits)
+        )
         self.tally[1, 1] += 1
 
 

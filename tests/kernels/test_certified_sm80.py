@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,8 +32,14 @@ DEVICE = "cuda" if ON_GPU else "cpu"
 SPEC = H200 if ON_GPU else few_sms()
 
 
+@pytest.fixture(scope="module")
+def list_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("lists")
+
+
 @pytest.fixture(autouse=True)
-def _somewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def _somewhere(monkeypatch: pytest.MonkeyPatch, list_cache: Path) -> None:
+    monkeypatch.setenv("WTS_LIST_CACHE", str(list_cache))
     if not ON_GPU:
         emulate(monkeypatch, certified_sm80, settled_logits)
 
