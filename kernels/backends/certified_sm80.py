@@ -135,7 +135,7 @@ class CertifiedLayout:
         sets = 2 * (8 * self.candidates + 16)
         places = 32 * half * -(-self.slices * self.local // (32 * half))
         scratch = 2 * (8 * places + 4 * (512 + half + places // 32 + 4))
-        weigh = self.block * _LATENT_BYTES + 8 * (self.candidates // 16 + 1) * self.block + 8 * self.candidates + 4 * self.block
+        weigh = self.block * _LATENT_BYTES + 8 * (self.candidates // 16 + 1) * self.block + 8 * self.candidates + 8 * self.block
         return -(-(512 * self.warps * self.vectors + sets + scratch + weigh + 4 * _MAX_STEPS * self.previous + 640) // 128) * 128
 
 

@@ -85,13 +85,23 @@ struct Certified {
     for (int i = blockIdx.x * kThreads + threadIdx.x; i < words; i += gridDim.x * kThreads) other[i] = 0;
   }
 
-  __device__ void offer() const {
+  // Every warp its slices. The first one is asked for before the CTA knows the launch's round, which comes from memory too.
+  template <class Begin>
+  __device__ void offer(Begin&& begin) const {
     const Offer<S> offer{p, smem.slices[threadIdx.x / 32]};
     const int steps = p.walk.steps, all = p.walk.batch * steps * S.slices;
+    int task = threadIdx.x / 32 * gridDim.x + blockIdx.x;
+    const auto load = [&] {
+      if (task < all) offer.load(task / S.slices / steps, task / S.slices % steps, task % S.slices);
+    };
+    load();
+    begin();
 #pragma unroll 1
-    for (int i = threadIdx.x / 32 * gridDim.x + blockIdx.x; i < all; i += S.warps * gridDim.x) {
-      const int of = i / S.slices;
-      offer.slice(of / steps, of % steps, of, i % S.slices, smem.round, mail(of / steps));
+    while (task < all) {
+      const int of = task / S.slices;
+      offer.slice(of / steps, of % steps, of, task % S.slices, smem.round, mail(of / steps));
+      task += S.warps * gridDim.x;
+      load();
     }
   }
 
@@ -308,9 +318,7 @@ struct Certified {
     return {Job::kSearch, request(), smem.at.step, 0};
   }
 
-  __device__ void run() const {
-    phase<S>(p, Phase::kBegun);
-    if constexpr (S.early) launch_dependents();
+  __device__ void begin() const {
     if (threadIdx.x == 0) {
       smem.round = *static_cast<volatile const uint32_t*>(p.walk.round);
       smem.bank = mail_bank(p, smem.round);
@@ -323,7 +331,12 @@ struct Certified {
     }
     __syncthreads();
     clear_other_bank();
-    offer();
+  }
+
+  __device__ void run() const {
+    phase<S>(p, Phase::kBegun);
+    if constexpr (S.early) launch_dependents();
+    offer([&] { begin(); });
     phase<S>(p, Phase::kOffered);
 #pragma unroll 1
     while (true) {

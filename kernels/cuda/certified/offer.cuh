@@ -39,9 +39,14 @@ struct Offer {
     return (slice + S.slices * (lane / 2 + 16 * vector)) * kSectorRows + lane % 2 * 8;
   }
 
-  // Bring this lane's base logits; what lies past the vocabulary is anything.
-  __device__ void load(const uint16_t* row, int slice) const {
+  __device__ const uint16_t* logits(int request, int step) const {
+    return p.walk.base + request * p.walk.base_request_stride + step * p.walk.base_step_stride;
+  }
+
+  // Begin to bring this lane's base logits; what lies past the vocabulary is anything.
+  __device__ void load(int request, int step, int slice) const {
     const int lane = threadIdx.x % 32;
+    const uint16_t* row = logits(request, step);
     const bool aligned = reinterpret_cast<uint64_t>(row) % 16 == 0;
 #pragma unroll 1
     for (int i = 0; i < S.vectors; i++) {
@@ -54,7 +59,6 @@ struct Offer {
         for (int e = 0; e < 8 && first + e < p.walk.vocab; e++) target[e] = row[first + e];
       }
     }
-    copy_async_wait();  // a lane reads only what it brought itself
   }
 
   // Eight rows' upper orders; 0 past the vocabulary. `largest` grows by finite logits; sampling only.
@@ -116,12 +120,18 @@ struct Offer {
     return hits;
   }
 
+  // Of a row of this lane: the order of its base logit, which is its upper half if it is greedy; a drawn one's lower half was not kept.
+  __device__ uint32_t order(const Rule& rule, const uint16_t* row, int element, int here) const {
+    if (!rule.greedy) return rule.order(widen(__ldg(row + here)), rule.noise(here));
+    return order_of_upper(reinterpret_cast<const uint16_t*>(&own[element / 8][threadIdx.x % 32])[element % 8]);
+  }
+
   // One warp: slice `slice` of a step of a request. `pair` numbers requests and steps.
   __device__ void slice(int request, int step, int pair, int slice, uint32_t round, Mail& mail) const {
     const Params& walk = p.walk;
     const int lane = threadIdx.x % 32;
-    const uint16_t* row = walk.base + request * walk.base_request_stride + step * walk.base_step_stride;
-    load(row, slice);
+    const uint16_t* row = logits(request, step);
+    copy_async_wait();  // a lane reads only what it brought itself
     const Rule rule = Rule::of(walk, request, step, round);
     uint32_t both = 0;
     float largest = 0.0f;
@@ -150,7 +160,7 @@ struct Offer {
       const int place = count + __popc(votes & ((1u << lane) - 1));
       if (hits != 0 && place < S.local) {
         const int element = __ffsll(static_cast<int64_t>(hits)) - 1, here = first_row(slice, element / 8) + element % 8;
-        offered[place] = static_cast<uint64_t>(rule.order(widen(__ldg(row + here)), rule.noise(here))) << 32 | here;
+        offered[place] = static_cast<uint64_t>(order(rule, row, element, here)) << 32 | here;
       }
       hits &= hits - 1;
     }

@@ -28,6 +28,7 @@ struct Weigh {
     float base[S.candidates];
     float noise[S.candidates];
     uint32_t previous[S.block];
+    float bound[S.block];  // of what their lists leave out
   };
 
   const CertifiedParams& p;
@@ -64,6 +65,7 @@ struct Weigh {
   // after a barrier and ends with one.
   __device__ void block(int count) {
     const int thread = fresh_thread();
+    if (thread < count) smem.bound[thread] = __ldg(p.list_bound + smem.previous[thread]);  // asked for early: it comes from memory
 #pragma unroll 1
     for (int i = thread; i < S.block * 32; i += kThreads) {
       if (i / 32 >= count) break;
@@ -89,11 +91,10 @@ struct Weigh {
 
   // Whether the best key of previous token `i` is proved to be the step's.
   __device__ bool proved(int i) const {
-    const float bias = __ldg(p.list_bound + smem.previous[i]);
     constexpr uint32_t kPlusInf = 0xFF800000u;  // of more than it no number has the order
     const float outside = set.outside ? unordered(min(set.outside, kPlusInf)) : kMinusInfinity;
     const uint64_t best = smem.best[kTiles][i];
-    return best != 0 && certified_order(best) > rule.bound(outside, bias, S.sampling ? set.largest : 0.0f);
+    return best != 0 && certified_order(best) > rule.bound(outside, smem.bound[i], S.sampling ? set.largest : 0.0f);
   }
 
  private:
