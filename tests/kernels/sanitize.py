@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 
 from kernels.agreement import check
+from kernels.device import DeviceSpec
 from kernels.placement import SMALL_BATCH
 from kernels.reference import Approximation
 from kernels.registry import create
@@ -39,10 +40,10 @@ def walk_twice(arm: Arm, vocab: int) -> None:
     print(f"{vocab} {arm}: {walk.resources.streamed_bytes} bytes streamed, {walk.resources.ctas} CTAs", flush=True)
 
 
-def rival_twice(name: str, vocab: int, inputs: WalkInputs) -> None:
-    """A walk of Triton kernels, likewise; greedy if that is all the backend can."""
+def rival_twice(name: str, vocab: int, inputs: WalkInputs, device: DeviceSpec = H200) -> None:
+    """A walk of Triton kernels or the certified one, likewise; greedy if that is all the backend can."""
     head, backend, limits = head_of(vocab), create(name), Limits(inputs.batch, inputs.steps, name not in GREEDY_RIVALS)
-    walk = backend.prepare(head, limits, H200)
+    walk = backend.prepare(head, limits, device)
     held, rounding = (backend.restricted(head), backend.within) if isinstance(backend, Approximation) else (head, backend.rounding)
     for _ in range(2):
         noise, round = (walk.noise, walk.round()) if isinstance(walk, SampledWalk) and limits.sampling else (NoiseRule.LIBRARY, 0)
@@ -71,6 +72,8 @@ def walks() -> None:
                 walk_twice(arm, vocab)
     for arm in STAGES:
         walk_twice(arm, VOCABS[0])  # nothing may be streamed
+    for vocab, batch in ((1_000, 1), (3_501, 3), (8_001, 4)):
+        rival_twice("certified_sm80", vocab, mixed(vocab, 4, batch), FEW_SMS)
 
 
 if __name__ == "__main__":
