@@ -10,7 +10,7 @@ from kernels.driver import Function, LaunchShape
 from kernels.params import Params
 from kernels.persistent import cpp, entry_source, load
 
-_HEADER, _ENTRY, _THREADS = "settled_logits.cuh", "settled_logits", 512
+_HEADER, _ENTRY, _THREADS = "settled_logits.cuh", "walk_settled_logits", 512
 _COLUMN_BYTES = 576 + 16  # of shared memory
 _MOST_TILES = 16  # of 16 columns: 148 KB of shared memory
 

@@ -146,7 +146,7 @@ struct SettledLogits {
 };
 
 template <LogitsShape S>
-__device__ void settled_logits(const Params& p) {
+__device__ void walk_settled_logits(const Params& p) {
   extern __shared__ __align__(128) uint8_t raw[];
   const SettledLogits<S> made{p, *reinterpret_cast<typename SettledLogits<S>::Smem*>(raw)};
   made.run();
