@@ -207,6 +207,7 @@ def test_nan_and_infinities(sampling: bool) -> None:
         ([1.0, torch.nan, 3.0, torch.nan], 502),
         ([-torch.inf] * 4, 0),
         ([torch.nan] * 4, 0),
+        ([-torch.nan, 2.0, torch.nan, 2.0], 501),
         ([1.0, torch.inf, torch.inf, -torch.inf], 501),
         ([-torch.inf, -3e38, -torch.inf, -torch.inf], 501),
     ]

@@ -10,14 +10,18 @@
 
 namespace wts {
 
-constexpr uint32_t kLeastUpper = 0x007F;  // of -inf
+constexpr uint32_t kLeastUpper = 0x007F, kMostUpper = 0xFF80;  // of -inf and +inf
 
-// Two bf16 (greedy) as the upper halves of their orders: larger is better. NaN is -inf.
+// Two bf16 (greedy) as the upper halves of their orders: larger is better. A NaN lies above +inf, or below -inf if it is negative.
 __device__ inline uint32_t upper_orders(uint32_t pair) {
   const uint32_t negative = (pair >> 15 & 0x00010001u) * 0xFFFFu;
-  const uint32_t orders = pair ^ (negative | 0x80008000u);
-  constexpr uint32_t kPlusInf = 0xFF80FF80u;
-  return __vmaxu2(orders & ~__vcmpgtu2(orders, kPlusInf), kLeastUpper << 16 | kLeastUpper);
+  return pair ^ (negative | 0x80008000u);
+}
+
+// What lies above +inf becomes -inf.
+__device__ inline uint32_t without_nan(uint32_t orders) {
+  const uint32_t low = orders & 0xFFFFu, high = orders >> 16;
+  return (low > kMostUpper ? kLeastUpper : low) | (high > kMostUpper ? kLeastUpper : high) << 16;
 }
 
 // The largest order whose upper half is this one, of numbers with a bf16's digits: what the row is, if it is greedy.
@@ -93,6 +97,11 @@ struct Offer {
     return upper;
   }
 
+  __device__ static uint32_t best_of(const uint4& upper) {
+    const uint32_t both = __vmaxu2(__vmaxu2(upper.x, upper.y), __vmaxu2(upper.z, upper.w));
+    return max(both & 0xFFFFu, both >> 16);
+  }
+
   // The largest threshold that `wanted` lanes' best reach; 0 where fewer lanes have a row.
   __device__ static uint32_t threshold(uint32_t best, int wanted) {
     uint32_t found = 0;
@@ -133,15 +142,22 @@ struct Offer {
     const uint16_t* row = logits(request, step);
     copy_async_wait();  // a lane reads only what it brought itself
     const Rule rule = Rule::of(walk, request, step, round);
-    uint32_t both = 0;
     float largest = 0.0f;
+    uint32_t best = 0;
 #pragma unroll 1
     for (int i = 0; i < S.vectors; i++) {
-      const uint4 upper = rate(rule, own[i][lane], first_row(slice, i), largest);
-      own[i][lane] = upper;
-      both = __vmaxu2(both, __vmaxu2(__vmaxu2(upper.x, upper.y), __vmaxu2(upper.z, upper.w)));
+      own[i][lane] = rate(rule, own[i][lane], first_row(slice, i), largest);
+      best = max(best, best_of(own[i][lane]));
     }
-    const uint32_t best = max(both & 0xFFFFu, both >> 16);
+    if (__any_sync(~0u, best > kMostUpper)) {  // seldom, and half as many instructions for all others
+      best = 0;
+#pragma unroll 1
+      for (int i = 0; i < S.vectors; i++) {
+        const uint4 upper = own[i][lane];
+        own[i][lane] = make_uint4(without_nan(upper.x), without_nan(upper.y), without_nan(upper.z), without_nan(upper.w));
+        best = max(best, best_of(own[i][lane]));
+      }
+    }
     uint32_t least;
     uint64_t hits;
     bool fit;

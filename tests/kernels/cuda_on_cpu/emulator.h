@@ -194,6 +194,7 @@ inline uint32_t __ballot_sync(uint32_t, bool vote) {
   for (int i = 0; i < 32; i++) votes |= static_cast<uint32_t>(emulator::warp().result[0][i]) << i;
   return votes;
 }
+inline bool __any_sync(uint32_t mask, bool vote) { return __ballot_sync(mask, vote) != 0; }
 inline uint32_t __reduce_max_sync(uint32_t, uint32_t value) {
   const uint64_t word = value;
   emulator::exchange(&word, 1);
@@ -260,9 +261,6 @@ uint32_t by_halves(uint32_t a, uint32_t b, Halves&& of) {
 }
 inline uint32_t __vmaxu2(uint32_t a, uint32_t b) {
   return by_halves(a, b, [](uint32_t x, uint32_t y) { return std::max(x, y); });
-}
-inline uint32_t __vcmpgtu2(uint32_t a, uint32_t b) {
-  return by_halves(a, b, [](uint32_t x, uint32_t y) { return x > y ? 0xFFFFu : 0u; });
 }
 inline uint32_t __vcmpgeu2(uint32_t a, uint32_t b) {
   return by_halves(a, b, [](uint32_t x, uint32_t y) { return x >= y ? 0xFFFFu : 0u; });
