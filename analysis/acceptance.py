@@ -1,7 +1,8 @@
 """How many tokens a target takes of a draft: every arm against the default, from the runs of `acceptance`.
 
 Acceptance length is tokens a round: what the target accepted and the one that it adds. An arm's is sum(tokens) / sum(rounds) over prompts and
-passes; a prompt is drawn whole by the bootstrap (analysis/clusters.py). The change is then tested for equivalence with the margin MARGIN.
+passes. Of sampled rounds a record may also say how many tokens were expected to pass, given the draft; they count then, for their mean is the same and
+their variance half. a prompt is drawn whole by the bootstrap (analysis/clusters.py). The change is then tested for equivalence with the margin MARGIN.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ def acceptance_rows(run: Run) -> pd.DataFrame:
     Raises:
         InvalidRun: a row stated twice, or one whose counts contradict each other.
     """
-    rows = run.table("acceptance")
+    rows = _with_lengths(run, run.table("acceptance"))
     wrong = rows[
         (rows["rounds"] <= 0)
         | ~rows["accepted"].between(0, rows["drafted"])
@@ -156,6 +157,24 @@ def acceptance_rows(run: Run) -> pd.DataFrame:
         first = twice.iloc[0][["variant", *_NAMED, "pass", "prompt"]].to_dict()
         raise InvalidRun(f"{run.path}: acceptance states a prompt of an arm twice (first: {first}); {AGAIN}.")
     return rows
+
+
+def _with_lengths(run: Run, rows: pd.DataFrame) -> pd.DataFrame:
+    """With a column `length`, the tokens that count: expected ones and the target's own where the record has them, else those that were decoded."""
+    if "acceptance_expected" not in run.tables:
+        return rows.assign(length=rows["tokens"].astype(float))
+    key = ["variant", *_NAMED, "pass", "prompt"]
+    expected = run.table("acceptance_expected")[[*key, "expected"]]
+    if len(twice := expected[expected.duplicated(key)]):
+        raise InvalidRun(
+            f"{run.path}: acceptance_expected states a prompt of an arm twice (first: {twice.iloc[0][key].to_dict()}); {AGAIN}."
+        )
+    joined = rows.merge(expected, on=key, how="left")
+    wrong = joined[(joined["temperature"] > 0) & ~joined["expected"].between(0, joined["drafted"])]
+    if len(wrong):
+        first = wrong.iloc[0][["variant", "prompt", "steps", "drafted", "expected"]].to_dict()
+        raise InvalidRun(f"{run.path}: {len(wrong)} rows of acceptance have no expected tokens that could be (first: {first}); {AGAIN}.")
+    return joined.assign(length=(joined["expected"] + joined["rounds"]).fillna(joined["tokens"]))
 
 
 def acceptance_table(found: Mapping[Cell, Mapping[str, Comparison]]) -> str:
@@ -218,8 +237,8 @@ def _identity(arms: Sequence[pd.DataFrame]) -> Identity:
 
 
 def _sums(arm: pd.DataFrame) -> NDArray[np.float64]:
-    """[prompts, 2] tokens and rounds of every prompt, over passes and batches, in the order of prompts."""
-    return arm.groupby("prompt")[["tokens", "rounds"]].sum().to_numpy(dtype=np.float64)
+    """[prompts, 2] tokens that count and rounds of every prompt, over passes and batches, in the order of prompts."""
+    return arm.groupby("prompt")[["length", "rounds"]].sum().to_numpy(dtype=np.float64)
 
 
 def _row(cell: Cell, arm: str, each: Comparison) -> str:

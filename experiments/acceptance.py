@@ -56,13 +56,13 @@ class Cell:
 
 
 def run(plan: Plan) -> Outcome:
-    """The tables `acceptance`, a row a prompt, and `acceptance_positions`, a row a source and place in the draft."""
+    """The tables `acceptance` and, of sampled cells, `acceptance_expected`, a row a prompt, and `acceptance_positions`, a row a source and place in the draft."""
     config, ask = plan.config, cast(Acceptance, plan.config.experiment)
     assert_variants(ask.variants)
     _assert_arms(ask.variants, config.device)
     asked = _asked(config, ask)
     torch.manual_seed(ask.seed)  # for the arms that draw from torch's generator
-    rows, places = list[Row](), list[Row]()
+    rows, places, expected = list[Row](), list[Row](), list[Row]()
     cells = [Cell(*each) for each in product(ask.steps, ask.temperatures, ask.loads)]
     started = time.monotonic()
     for number, cell in enumerate(cells, start=1):
@@ -70,11 +70,14 @@ def run(plan: Plan) -> Outcome:
             named = _columns(config, asked, variant, cell) | {"pass": passed}
             rows += [named | row for row in _by_prompt(decoded, asked.prompts, cell, order)]
             places += [named | row for row in _by_position(decoded, asked.prompts, cell)]
+            if cell.temperature > 0:
+                expected += [named | {"prompt": number, "expected": each.expected} for number, each in enumerate(decoded)]
         spent_s = time.monotonic() - started
         left_s = spent_s / number * (len(cells) - number)
         print(f"cell {number} of {len(cells)} ({cell}): {spent_s:.0f} s so far, about {left_s:.0f} s left", file=sys.stderr, flush=True)
     protocol = {"rule": ask.rule, "prompt_tokens": ask.prompt_tokens, "tokens": {str(load.batch): load.tokens for load in ask.loads}}
-    return Outcome({"acceptance": rows, "acceptance_positions": places}, protocol=protocol | {"pair": asked.facts})
+    tables = {"acceptance": rows, "acceptance_positions": places, "acceptance_expected": expected}
+    return Outcome(tables, protocol=protocol | {"pair": asked.facts})
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,12 @@ from kernels.walk import Draft, PreparedWalk, Unsupported, WalkInputs
 
 @dataclass(frozen=True)
 class Decoded:
-    """What became of one prompt. accepted: drafted tokens that passed, of every round; a round adds one token of the target's own."""
+    """What became of one prompt. accepted: drafted tokens that passed, of every round; a round adds one token of the target's own. expected: how many
+    were expected to pass in all, see `verify.Verdict`."""
 
     tokens: tuple[int, ...]
     accepted: tuple[int, ...]
+    expected: float
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ class Requests:
     anchor:   [batch] int64, the one token that is known beyond the cache
     tokens:   [batch, room] int64 after the prompt, of which `written` [batch] count; a request with `wanted` [batch] of them is done
     accepted: [batch, count] int64 drafted tokens that passed, by round
+    expected: [batch] float64, the sum over rounds of how many were expected to pass
     coins:    [count, batch, steps + 1] float64 in [0, 1), what the target's own draws use, by round
     rounds:   [1] int64 rounds so far
     """
@@ -38,6 +39,7 @@ class Requests:
 
         self.anchor, self.written, self.wanted = integers(batch), integers(batch), integers(batch)
         self.tokens, self.accepted, self.rounds = integers(batch, count + 2 * steps + 2), integers(batch, count), integers(1)
+        self.expected = torch.zeros(batch, dtype=torch.float64, device=device)
         self.coins = torch.zeros(count, batch, steps + 1, dtype=torch.float64, device=device)
 
     @property
@@ -50,7 +52,7 @@ class Requests:
         after each prompt, from which `settle` takes the first tokens."""
         idle = self.batch - len(prompts)
         filled = torch.cat([prompts, prompts[:1].expand(idle, -1)]).to(self.taps.device)
-        for zeroed in (self.cache.length, self.rounds):
+        for zeroed in (self.cache.length, self.rounds, self.expected):
             zeroed.zero_()
         self.accepted.fill_(_IDLE)
         self.coins.copy_(coins)
@@ -76,10 +78,12 @@ class Requests:
         fresh = functional.pad(drafted, (0, 1)).scatter(1, verdict.accepted[:, None], verdict.bonus[:, None])
         self.tokens.scatter_(1, self.written[:, None] + torch.arange(fresh.shape[1], device=fresh.device), fresh)
         self.written += gained
+        self.expected += torch.where(live, verdict.expected, 0.0)
         self.accepted.index_copy_(1, self.rounds, torch.where(live, verdict.accepted, _IDLE)[:, None])
         self.rounds += 1
 
-    def decoded(self, requests: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Of each of the first `requests`: the tokens that were wanted, and how many passed in every round."""
-        tokens, accepted = self.tokens[:requests, : self.count].tolist(), self.accepted[:requests].tolist()
-        return [(tuple(row), tuple(n for n in passed if n != _IDLE)) for row, passed in zip(tokens, accepted, strict=True)]
+    def decoded(self, requests: int) -> list[tuple[tuple[int, ...], tuple[int, ...], float]]:
+        """Of each of the first `requests`: the tokens that were wanted, how many passed in every round, and how many were expected to in all."""
+        tokens, accepted, expected = (each[:requests].tolist() for each in (self.tokens[:, : self.count], self.accepted, self.expected))
+        passed = [tuple(n for n in rounds if n != _IDLE) for rounds in accepted]
+        return list(zip(map(tuple, tokens), passed, expected, strict=True))

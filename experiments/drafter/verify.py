@@ -25,17 +25,19 @@ class Rule(StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """accepted: [batch] how many of the drafted tokens, from the first on; bonus: [batch] the target's own token after them."""
+    """accepted: [batch] how many of the drafted tokens, from the first on; bonus: [batch] the target's own token after them; expected: [batch] float64, the
+    mean of `accepted` over the coins, for this draft. It has the same mean over drafts, and half the variance."""
 
     accepted: Tensor
     bonus: Tensor
+    expected: Tensor
 
 
 def verify_greedy(tokens: Tensor, target: Tensor) -> Verdict:
     """tokens: [batch, steps] drafted; target: [batch, steps + 1, vocab] logits after the anchor and after each of them. Ties go to the lowest id."""
     wanted = target.argmax(dim=2)
     accepted = _leading(tokens == wanted[:, :-1])
-    return Verdict(accepted, wanted.gather(1, accepted[:, None])[:, 0])
+    return Verdict(accepted, wanted.gather(1, accepted[:, None])[:, 0], accepted.double())
 
 
 def verify_sampled(tokens: Tensor, draft: Tensor, target: Tensor, temperature: float, coins: Tensor, rule: Rule = Rule.SGLANG) -> Verdict:
@@ -48,10 +50,12 @@ def verify_sampled(tokens: Tensor, draft: Tensor, target: Tensor, temperature: f
     coin = coins[:, :-1]
     passes = coin * q.exp() < p.exp() if rule is Rule.SGLANG else p > coin.log() + q
     accepted = _leading(passes)
+    # A token passes with probability min(1, p / q), so all up to it with the product.
+    expected = (p - q).exp().nan_to_num(0.0).clamp(max=1.0).cumprod(dim=1).sum(dim=1)
     rest = _softmax_after(target, accepted, temperature)
     rejected = _softmax_after(draft, accepted.clamp(max=tokens.shape[1] - 1), temperature).nan_to_num(0.0)
     whole = accepted == tokens.shape[1]  # nothing was drafted after the last: its bonus is drawn from p
-    return Verdict(accepted, draw((rest - rejected.masked_fill(whole[:, None], 0.0)).clamp(min=0), coins[:, -1]))
+    return Verdict(accepted, draw((rest - rejected.masked_fill(whole[:, None], 0.0)).clamp(min=0), coins[:, -1]), expected)
 
 
 def draw(weights: Tensor, coins: Tensor) -> Tensor:

@@ -202,6 +202,34 @@ def test_a_cell_is_taken_from_the_newest_run_that_has_it(tmp_path: Path) -> None
     assert [cell for cell, new in runs.items() if new] == [Cell("tiny", 7, 0.0, POOLED), Cell("tiny", 7, 0.0, 1)]
 
 
+def _expecting(tables: dict[str, pd.DataFrame]) -> None:
+    """Half of the default's tokens were expected to pass, and all of the other arm's."""
+    rows = tables["acceptance"]
+    share = rows["variant"].map({"sglang_folded": 0.5, "resident": 1.0})
+    tables["acceptance_expected"] = rows.assign(expected=share * rows["accepted"])[rows["temperature"] > 0]
+
+
+def test_expected_tokens_count_where_they_are_recorded(tmp_path: Path) -> None:
+    plain, expecting = (comparisons([_edited(tmp_path / name, change)]) for name, change in (("a", lambda _: None), ("b", _expecting)))
+    greedy, sampled = Cell("tiny", 7, 0.0, 1), Cell("tiny", 7, 1.0, 1)
+    assert expecting[greedy]["resident"].change == plain[greedy]["resident"].change
+    before, after = (found[sampled]["resident"].lengths for found in (plain, expecting))
+    assert after[1] == before[1]
+    assert after[0] - 1 == pytest.approx((before[0] - 1) / 2)
+
+
+@pytest.mark.parametrize("wrong", ["lost", "twice", "too many"])
+def test_expected_tokens_that_cannot_be(wrong: str, tmp_path: Path) -> None:
+    def change(tables: dict[str, pd.DataFrame]) -> None:
+        _expecting(tables)
+        rows = tables["acceptance_expected"]
+        edited = {"lost": rows.iloc[1:], "twice": pd.concat([rows, rows.iloc[:1]]), "too many": rows.assign(expected=1e6)}
+        tables["acceptance_expected"] = edited[wrong]
+
+    with pytest.raises(InvalidRun, match=r"expected .*measure it again"):
+        comparisons([_edited(tmp_path, change)])
+
+
 def test_a_later_run_of_other_arms_hides_none(tmp_path: Path) -> None:
     make_runs.acceptance(tmp_path)
     tables = make_runs.acceptance_tables()

@@ -79,6 +79,10 @@ def test_a_record_is_what_the_analysis_reads(recorded: Run) -> None:
             assert arms["again"].change.wide.value == 0
             assert arms["resident"].identity.same == arms["resident"].identity.prompts == 9
     assert rows["accepted"].sum() > 0
+    sampled = rows[rows["temperature"] > 0]
+    assert not sampled["length"].eq(sampled["tokens"]).all(), "what is expected counts"
+    assert abs(sampled["length"].sum() / sampled["tokens"].sum() - 1) < 0.1
+    assert rows["length"].eq(rows["tokens"])[rows["temperature"] == 0].all()
 
 
 def test_greedy_text_is_the_targets(recorded: Run, pair: Pair, documents: list[HeldOut]) -> None:

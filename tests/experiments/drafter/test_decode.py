@@ -92,6 +92,26 @@ def test_a_sampled_verdict_is_the_engines_by_the_book(rule: Rule, temperature: f
 
 
 @pytest.mark.parametrize("rule", list(Rule))
+def test_what_is_expected_to_pass_is_the_mean_over_coins(rule: Rule) -> None:
+    """64 drafts under 4,000 throws of their coins: five standard errors. A draft's own certainties are kept: all pass, or none does."""
+    generator = torch.Generator().manual_seed(6)
+    draft, target = (torch.randn(64, rows, 9, generator=generator) for rows in (3, 4))
+    drafted = torch.randint(9, (64, 3), generator=generator)
+    target[0, :3] = -torch.inf
+    target[0, :3, (drafted[0, 0] + 1) % 9] = 0.0
+    target[1, :3] = draft[1]
+    found = [
+        verify_sampled(drafted, draft, target, 1.0, torch.rand(64, 4, generator=generator, dtype=torch.float64), rule) for _ in range(4000)
+    ]
+    accepted = torch.stack([each.accepted for each in found]).double()
+    assert all(torch.equal(each.expected, found[0].expected) for each in found), "it does not depend on the coins"
+    error = accepted.std(dim=0) / 4000**0.5
+    assert ((accepted.mean(dim=0) - found[0].expected).abs() <= 5 * error + 1e-6).all()
+    assert found[0].expected[0] < 1
+    assert found[0].expected[1].item() == pytest.approx(3)
+
+
+@pytest.mark.parametrize("rule", list(Rule))
 def test_sampled_tokens_have_the_targets_distribution(rule: Rule) -> None:
     """One round of 20,000 requests: the first token, drafted or resampled, must be the target's."""
     generator = torch.Generator().manual_seed(4)
@@ -131,6 +151,7 @@ def test_a_greedy_verdict_stops_at_the_first_difference() -> None:
     verdict = verify_greedy(torch.tensor([[1, 2, 3], [1, 0, 3], [1, 2, 3]]), target)
     assert verdict.accepted.tolist() == [3, 1, 0]
     assert verdict.bonus.tolist() == [4, 2, 0]
+    assert verdict.expected.tolist() == [3, 1, 0]
 
 
 def test_sampled_decoding_repeats_itself_by_seed_and_only_by_seed(willing: Pair) -> None:
