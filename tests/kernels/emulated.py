@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from kernels.device import DeviceSpec, load
 from kernels.driver import LaunchShape
 
 HERE = Path(__file__).parent / "cuda_on_cpu"
-_SHARED = "extern __shared__ __align__(128) uint8_t raw[];"
+_SHARED = re.compile(r"extern __shared__ __align__\(128\) uint8_t (\w+)\[\];")
 _FLAGS = ["-std=c++20", "-O2", "-ffp-contract=off", "-frounding-math", "-shared", "-fPIC", "-D__host__=", "-D__device__=", "-w"]
 
 
@@ -74,7 +75,7 @@ def _library(source: str, entry: str, key: str) -> Any:
     folder = Path(mkdtemp(prefix=f"emulated-{key[:8]}-"))
     shutil.copytree(room, folder / "cuda")
     for header in (folder / "cuda").rglob("*.cuh"):
-        header.write_text(header.read_text().replace(_SHARED, "uint8_t* raw = emulator::shared();"))
+        header.write_text(_SHARED.sub(r"uint8_t* \1 = emulator::shared();", header.read_text()))
     shutil.copy(HERE / "ptx.cuh", folder / "cuda" / "common" / "ptx.cuh")
     shutil.copy(HERE / "emulator.h", folder / "cuda" / "emulator.h")
     (folder / "source.cpp").write_text(

@@ -19,9 +19,9 @@ struct Winner {
 
 // The paper's protocol: an atomic max on a key and an atomic add on a count, side by side, polled together by one 16-byte load.
 //
-// It leans on two properties of sm_90 that PTX does not promise: that the 16-byte load sees both halves at one moment, and that one
-// thread's two reductions on one 32-byte sector are performed in order. `Mailboxes` needs neither and costs about 0.25 us a step more
-// (H200).
+// It leans on three properties of sm_90 that PTX does not promise: that the 16-byte load sees both halves at one moment, that all lanes of
+// a warp that loads it see the same, and that one thread's two reductions on one 32-byte sector are performed in order. `Mailboxes` needs
+// none of them and costs about 0.25 us a step more (H200).
 //
 // Every step of a launch has its own pair, in the bank of the launch's parity; the launch clears the other bank, which nobody uses until
 // the next launch. So no pair is ever reused while somebody may still read it, and nothing can wrap.
