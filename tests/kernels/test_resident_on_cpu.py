@@ -3,7 +3,6 @@ tiers (int8 and bf16), greedy and drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -25,9 +24,8 @@ SPEC = replace(load("h200"), sms=2)
 
 
 @pytest.fixture(autouse=True)
-def _on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     emulate(monkeypatch, resident_sm90)
-    yield
 
 
 @pytest.mark.parametrize(
