@@ -47,6 +47,7 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
         "streaming_bf16": Look("one launch, streaming bf16", "#009E73", "^"),
         "streaming_int8": Look("one launch, streaming int8", "#0072B2", "<"),
         "resident": Look("one launch, resident int8", "#D55E00", "o"),
+        "fixed_point_sm90": Look("one launch, resident int8, four positions a pass", "#8C564B", "$4$"),
         "certified_sm80": Look("one launch, certified", "#7F9400", "*"),
         "reference": Look("reference", "#00507d", "."),
     }

@@ -53,8 +53,7 @@ class PersistentWalk:
 
     def __post_init__(self) -> None:
         device = self.weights.packed.device
-        words = max(_MAILBOX_WORDS, _PAIR_WORDS * self.requests)
-        object.__setattr__(self, "mail", torch.zeros(words, dtype=torch.int64, device=device))
+        object.__setattr__(self, "mail", torch.zeros(exchange_words(self.requests), dtype=torch.int64, device=device))
         object.__setattr__(self, "launches", torch.zeros(1, dtype=torch.int32, device=device))
 
     def launch(self, inputs: WalkInputs, out: Draft) -> None:
@@ -98,6 +97,11 @@ class PersistentWalk:
         if self.clocks is None:
             raise ValueError(f"{self.name} was prepared without in-kernel clocks; pass backend.options.clocks=true.")
         return self.clocks
+
+
+def exchange_words(requests: int) -> int:
+    """8-byte words of the exchange's state, zero before the first launch."""
+    return max(_MAILBOX_WORDS, _PAIR_WORDS * requests)
 
 
 def admit(name: str, head: Head, limits: Limits, device: DeviceSpec, *, max_batch: int, sampling: bool) -> MarkovHead:

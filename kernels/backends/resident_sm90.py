@@ -148,7 +148,7 @@ class ResidentSm90:
         pairs = 2 if self.options.twice == "exchange" else 1  # of a request and step
         shape = LaunchShape(placement.ctas, placement.threads, placement.smem_bytes_per_cta, cooperative=True)
         function = load(kernel, shape)
-        weights = _weights(markov, placement)
+        weights = resident_head(markov, placement)
         scale_bytes = 0 if weights.row_scale is None else 4 * markov.vocab
         return PersistentWalk(
             name=self.name,
@@ -176,7 +176,8 @@ class ResidentSm90:
         )
 
 
-def _weights(head: MarkovHead, placement: Placement | BatchedPlacement) -> Weights:
+def resident_head(head: MarkovHead, placement: Placement | BatchedPlacement) -> Weights:
+    """The head as the kernel of a placement reads it."""
     if isinstance(placement, BatchedPlacement):
         scales = padded_scales(head.int8.scale, placement.ctas * placement.rows_per_cta)
         return Weights(batched_weights(head.int8.q, placement), latent_records(two_planes(head.w1)), scales)

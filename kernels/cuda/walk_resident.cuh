@@ -30,6 +30,7 @@ struct ResidentShape {
   bool sampling;       // rule GUMBEL for rows with temperature > 0; up to 4 requests
   int max_ctas;
   bool clocks;  // stamp cycles and nanoseconds at every step
+  bool window;  // the requests are positions of one walk: position p is step p / batch of request p % batch (walk_window.cuh)
 };
 
 template <ResidentShape S>
@@ -192,7 +193,8 @@ struct Resident {
   __device__ void fetch_base_slot(int slot, int step, int thread, int threads) {
 #pragma unroll
     for (int r = 0; r < kBatch; r++)
-      if (r < p.batch) fetch_base(smem.base + (slot * kBatch + r) * kRows, p, r, step, kRows, thread, threads);
+      if (r < p.batch && (!S.window || step * kBatch + r < p.steps))
+        fetch_base(smem.base + (slot * kBatch + r) * kRows, p, r, step, kRows, thread, threads);
   }
 
   // One Gumbel a row for the rows that sample at `step`; of greedy rows nothing is read.
@@ -221,8 +223,9 @@ struct Resident {
 
   __device__ Scorer scorer(int step, int block) const {
     const int of = block * kQuad + request;
-    Scorer s{smem.base + (base_slot * kBatch + of) * kRows, 0, {true, 1, 0}, nullptr, nullptr};
-    if constexpr (!S.bf16) s.latent_scale = latent(of).scale(shared.latent_slot[of]);
+    const int slot = S.window ? shared.latent_slot[of] >> 16 : base_slot;  // each position is at a step of its own
+    Scorer s{smem.base + (slot * kBatch + of) * kRows, 0, {true, 1, 0}, nullptr, nullptr};
+    if constexpr (!S.bf16) s.latent_scale = latent(of).scale(latent_offset(of));
     if constexpr (S.sampling) {
       if (of < p.batch) s.temperature = RowTemperature::of(p.temperature[of]);
       s.noise = smem.noise.at + of * kRows;
@@ -230,6 +233,8 @@ struct Resident {
     }
     return s;
   }
+
+  __device__ int latent_offset(int of) const { return S.window ? shared.latent_slot[of] & 0xFFFF : shared.latent_slot[of]; }
 
   // B operands of all blocks: two k-steps' worth.
   struct Operands {
@@ -248,7 +253,7 @@ struct Resident {
 #pragma unroll
     for (int block = 0; block < kBlocks; block++) {
       const int of = block * kQuad + column;
-      b.chunks[block] = latent(of).chunks(shared.latent_slot[of]);
+      b.chunks[block] = latent(of).chunks(latent_offset(of));
       b.ahead = b.chunks[block][0];
       s[block] = scorer(step, block);
     }

@@ -240,7 +240,7 @@ def test_the_yaml_says_what_the_dataclass_says() -> None:
     assert made.head.vocab == 151_936
     for variant in ask.variants:
         create(variant.backend, variant.options)
-    assert [variant.label for variant in ask.variants][:3] == ["certified_sm80", "resident", "resident_bf16"]
+    assert [variant.label for variant in ask.variants][:3] == ["certified_sm80", "resident", "fixed_point_sm90"]
     trained = compose(["experiment=certified", "inputs=trained", "pair=qwen_vocab"])
     assert trained.inputs.family == "trained"
 

@@ -12,7 +12,7 @@ from experiments.workload import create
 from kernels.registry import backends
 
 # an oracle, half of an explanation (see step_slope), and a walk whose time depends on the data (see certified)
-OURS_ONLY = {"reference", "streaming_sm90", "certified_sm80"}
+OURS_ONLY = {"reference", "streaming_sm90", "certified_sm80", "fixed_point_sm90"}
 
 
 def test_the_config_asks_every_backend_on_the_grid_of_walk_latency() -> None:

@@ -28,6 +28,7 @@ VOCABS = (1_000, 8_001)  # all resident; every tier, and above 32 requests two s
 ONE_STAGE = (3_501, 4_501)  # of many requests; above 32 the first streams less than every other tile
 
 GREEDY_RIVALS = ("sglang_markov_greedy_step", "vllm_loop_greedy")
+GREEDY = (*GREEDY_RIVALS, "fixed_point_sm90")
 RIVALS = ("sglang_folded", "vllm_loop_gumbel", "vllm_two_launch", "vllm_inverse_cdf", "candidate_walk")
 
 
@@ -42,7 +43,7 @@ def walk_twice(arm: Arm, vocab: int) -> None:
 
 def rival_twice(name: str, vocab: int, inputs: WalkInputs, device: DeviceSpec = H200) -> None:
     """A walk of Triton kernels or the certified one, likewise; greedy if that is all the backend can."""
-    head, backend, limits = head_of(vocab), create(name), Limits(inputs.batch, inputs.steps, name not in GREEDY_RIVALS)
+    head, backend, limits = head_of(vocab), create(name), Limits(inputs.batch, inputs.steps, name not in GREEDY)
     walk = backend.prepare(head, limits, device)
     held, rounding = (backend.restricted(head), backend.within) if isinstance(backend, Approximation) else (head, backend.rounding)
     for _ in range(2):
@@ -72,6 +73,9 @@ def walks() -> None:
                 walk_twice(arm, vocab)
     for arm in STAGES:
         walk_twice(arm, VOCABS[0])  # nothing may be streamed
+    for vocab in (1_000, 2_001):
+        inputs = mixed(vocab, 7, 1)
+        rival_twice("fixed_point_sm90", vocab, replace(inputs, temperature=torch.zeros_like(inputs.temperature)), FEW_SMS)
     for vocab, batch in ((1_000, 1), (3_501, 3), (8_001, 4)):
         rival_twice("certified_sm80", vocab, mixed(vocab, 4, batch), FEW_SMS)
 

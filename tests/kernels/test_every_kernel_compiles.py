@@ -13,6 +13,7 @@ import yaml
 
 from kernels import clock
 from kernels.backends.certified_sm80 import CertifiedOptions, CertifiedSm80
+from kernels.backends.fixed_point_sm90 import FixedPointSm90
 from kernels.backends.pdl_chain import PdlChain, PdlChainOptions
 from kernels.backends.resident_sm90 import ResidentOptions, ResidentSm90
 from kernels.backends.streaming_sm90 import StreamingOptions, StreamingSm90
@@ -66,6 +67,10 @@ def certified(vocab: int, batch: int = 1, steps: int = 16, sampling: bool = Fals
     return Case("certified_sm80", vocab, Limits(batch, steps, sampling), tuple(options.items()))
 
 
+def fixed_point(vocab: int, steps: int) -> Case:
+    return Case("fixed_point_sm90", vocab, Limits(1, steps))
+
+
 # Vocabularies, batches and temperatures, the paper's heads most; NVRTC takes two to three seconds for each. Beside a case stand the register
 # tiles a warp that must be left to it: a kernel that wants more registers elsewhere gets fewer without an error, and is slower.
 CASES: dict[Case, int] = {
@@ -117,6 +122,9 @@ CASES: dict[Case, int] = {
     certified(151_936, batch=16, steps=16, sampling=True): 0,
     certified(1_000, batch=3, steps=5, sampling=True): 0,
     certified(151_936, batch=4, steps=7, candidates=128, previous=32, listed=128): 0,
+    fixed_point(151_936, 7): 6,
+    fixed_point(151_936, 16): 6,
+    fixed_point(1_000, 7): 1,
 }
 BOUNDED = [resident(1_000, spin_limit=1000), resident(1_000, batch=64, spin_limit=1000)]
 
@@ -132,6 +140,8 @@ def fitted(case: Case, arch: str) -> tuple[Placement | BatchedPlacement | None, 
     if case.name == "pdl_chain":
         rival = PdlChain(PdlChainOptions(**options))
         return None, rival.compile(rival.place(case.vocab, case.limits.max_batch, device), device)[0]
+    if case.name == "fixed_point_sm90":
+        return FixedPointSm90(NoOptions()).fit(case.vocab, 256, case.limits.max_steps, device)
     if case.name == "certified_sm80":
         walk = CertifiedSm80(CertifiedOptions(**options))
         return None, walk.compile(walk.place(case.vocab, case.limits, device), device)

@@ -249,7 +249,7 @@ def test_resources_of_a_walk_that_streams_a_part(
     options: dict[str, Any], limits: Limits, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nothing = torch.zeros(1)
-    monkeypatch.setattr(resident_sm90, "_weights", lambda *_: Weights(nothing, nothing, nothing))  # packing takes seconds
+    monkeypatch.setattr(resident_sm90, "resident_head", lambda *_: Weights(nothing, nothing, nothing))  # packing takes seconds
     vocab, row_bytes = 248_320, 512 if options else 256
     resources = prepare("resident_sm90", wide_head(vocab), options, limits).resources
     placement = plan(vocab, 256, H200, steps=15, batch=limits.max_batch, sampling=limits.sampling, weights=options.get("weights", "int8"))
