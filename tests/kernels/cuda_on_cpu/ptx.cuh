@@ -42,7 +42,7 @@ inline bool mbarrier_try_wait_parity(uint64_t* barrier, int parity) {
 }
 template <class To, class From>
 void cp_async_bulk(To, From, void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
-  std::memcpy(shared, global, bytes);
+  ::std::memcpy(shared, global, bytes);
   emulator::Barrier::at(barrier).land(static_cast<int32_t>(bytes));
 }
 
