@@ -214,7 +214,7 @@ class CertifiedSm80:
             params="CertifiedParams",
             ctas_per_sm=layout.ctas // device.sms,
         )
-        return build(source, _ENTRY, device.arch, allow_spills=self.options.allow_spills)
+        return build(source, _ENTRY, device.arch, allow_spills=self.options.allow_spills or self.options.spin_limit > 0)
 
     def prepare(self, head: Head, limits: Limits, device: DeviceSpec) -> CertifiedWalk:
         markov = _admit(head, limits, device)
