@@ -76,6 +76,8 @@ class CertifiedOptions:
     wanted:     best rows that a slice offers; None takes 12 of 32 lanes' best, of many steps 10
     warps:      of a CTA: 16, or 8 with two CTAs a SM; None takes 8 where CTAs have several tables to make
     early:      the pass that writes logits is launched before the walk has ended (programmatic dependent launch; sm_90)
+    clocks:     stamp when two CTAs come to the end of each of PHASES
+    spin_limit: polls after which a wait gives up and says so, for tests; 0 waits for ever. May spill
     """
 
     candidates: int | None = None
@@ -141,7 +143,8 @@ class CertifiedLayout:
 
 @register
 class CertifiedSm80:
-    """Greedy and sampling (rule GUMBEL), up to 64 requests, rank 256, any CUDA GPU from Ampere on. See the module's text."""
+    """Greedy and sampling (rule GUMBEL), up to 64 requests, rank 256, any CUDA GPU from Ampere on. Compiled for sm_80 and *not run on this
+    hardware*. See the module's text."""
 
     name: ClassVar[str] = "certified_sm80"
     archs: ClassVar[tuple[str, ...]] = ("sm_80", "sm_90a")
@@ -217,6 +220,8 @@ class CertifiedSm80:
         return build(source, _ENTRY, device.arch, allow_spills=self.options.allow_spills or self.options.spin_limit > 0)
 
     def prepare(self, head: Head, limits: Limits, device: DeviceSpec) -> CertifiedWalk:
+        if self.options.early and device.arch == "sm_80":
+            raise Unsupported(f"{self.name} with early=true needs a GPU from Hopper on; {device.name} is {device.arch}; leave it out.")
         markov = _admit(head, limits, device)
         layout = self.place(markov.vocab, limits, device)
         kernel = self.compile(layout, device)

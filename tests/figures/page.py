@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import combinations
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
 
@@ -18,3 +20,9 @@ def assert_apart_on_the_page(figure: Figure, texts: Iterable[Text]) -> None:
         assert inside, f"{text!r} at {box.extents} on a page of {page.extents}"
     for (one, at), (other, there) in combinations(boxes, 2):
         assert not at.padded(-1).overlaps(there.padded(-1)), f"{one!r} lies on {other!r}"
+
+
+def line_of(axes: Axes, gid: str) -> Line2D:
+    """The one line of that name."""
+    (line,) = (line for line in axes.lines if line.get_gid() == gid)
+    return line

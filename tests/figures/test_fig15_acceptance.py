@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
@@ -20,13 +17,9 @@ from analysis.load import MissingResults, all_runs
 from figures import fig15_acceptance
 from figures.style import look, styled
 from tests.data import make_runs
-from tests.figures.page import assert_apart_on_the_page
+from tests.figures.page import assert_apart_on_the_page, line_of
 
-
-@pytest.fixture(autouse=True)
-def _closed() -> Iterator[None]:
-    yield
-    plt.close("all")
+pytestmark = pytest.mark.usefixtures("closed")
 
 
 def _drawn(results: Path) -> Figure:
@@ -36,11 +29,6 @@ def _drawn(results: Path) -> Figure:
 
 def _found(results: Path) -> dict[Cell, Comparison]:
     return {cell: arms["resident"] for cell, arms in comparisons(all_runs(results, EXPERIMENT, "h200")).items()}
-
-
-def _line(axes: Axes, gid: str) -> Line2D:
-    (line,) = (line for line in axes.lines if line.get_gid() == gid)
-    return line
 
 
 def _xs(line: Line2D) -> list[float]:
@@ -57,7 +45,7 @@ def test_every_mark_is_a_change_of_the_record_on_its_own_line(results: Path) -> 
     found, places = _found(results), []
     for cell, each in found.items():
         gid = f"{cell.steps} {cell.temperature:g} {cell.batch}"
-        mark, wide, narrow = _line(axes, f"ours {gid}"), _line(axes, f"95 {gid}"), _line(axes, f"90 {gid}")
+        mark, wide, narrow = line_of(axes, f"ours {gid}"), line_of(axes, f"95 {gid}"), line_of(axes, f"90 {gid}")
         assert _xs(mark) == [each.change.value]
         assert _xs(wide) == [each.change.wide.low, each.change.wide.high]
         assert _xs(narrow) == [each.change.narrow.low, each.change.narrow.high]
@@ -83,7 +71,7 @@ def test_the_papers_intervals_stand_below_ours_and_are_hollow(results: Path) -> 
     assert [(_xs(mark)[0], *_xs(bar)) for mark, bar in zip(marks, bars, strict=True)] == [row[2:] for row in stated]
     assert {mark.get_markerfacecolor() for mark in marks} == {"white"}
     for (steps, temperature, *_), mark in zip(stated, marks, strict=True):
-        assert _y(mark) == _y(_line(axes, f"ours {steps} {temperature:g} {POOLED}")) + 1
+        assert _y(mark) == _y(line_of(axes, f"ours {steps} {temperature:g} {POOLED}")) + 1
     (margin,) = (patch for patch in axes.patches if patch.get_gid() == "margin")
     assert isinstance(margin, Rectangle)
     assert (margin.get_x(), margin.get_x() + margin.get_width()) == (-MARGIN, MARGIN)
@@ -96,7 +84,7 @@ def test_the_lines_are_the_positions_at_concurrency_1(results: Path) -> None:
         for temperature in (0.0, 1.0):
             shares = positions(run, Cell("tiny", steps, temperature, 1))
             for arm in ("resident", "sglang_folded"):
-                line = _line(axes, f"positions {arm} {steps} {temperature:g}")
+                line = line_of(axes, f"positions {arm} {steps} {temperature:g}")
                 assert _xs(line) == list(range(1, steps + 1))
                 assert np.asarray(line.get_ydata()) == pytest.approx(100 * shares[arm])
                 assert line.get_color() == look(arm).color
@@ -132,7 +120,7 @@ def _whole(root: Path) -> Path:
 def test_one_prompt_has_a_value_and_no_interval(tmp_path: Path) -> None:
     make_runs.acceptance(tmp_path, truth={(7, 1.0): None}, batches=(1,), prompts=1)
     axes = _drawn(tmp_path).axes[0]
-    assert np.isfinite(_xs(_line(axes, "ours 7 1 1"))).all()
+    assert np.isfinite(_xs(line_of(axes, "ours 7 1 1"))).all()
     assert "undecided (∞)" in [text.get_text() for text in axes.texts]
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from analysis.certified import EXPERIMENT, FLAT, TRAINED, Cell, measured
 from analysis.load import MissingResults, all_runs
@@ -18,26 +15,17 @@ from figures import fig16_certified_time
 from figures.style import look, styled
 from tests.data import make_runs
 from tests.data.make_runs import CERTIFIED_ARMS, LAUNCH_US
-from tests.figures.page import assert_apart_on_the_page
+from tests.figures.page import assert_apart_on_the_page, line_of
+
+pytestmark = pytest.mark.usefixtures("closed")
 
 VOCAB = 151_936
 HEADS = {TRAINED: "qwen_vocab_markov", FLAT: "markov_v152k"}
 
 
-@pytest.fixture(autouse=True)
-def _closed() -> Iterator[None]:
-    yield
-    plt.close("all")
-
-
 def _drawn(results: Path) -> Figure:
     with styled():
         return fig16_certified_time.draw(results, "h200")
-
-
-def _line(axes: Axes, gid: str) -> Line2D:
-    (line,) = (line for line in axes.lines if line.get_gid() == gid)
-    return line
 
 
 def _bars(axes: Axes, gid: str) -> np.ndarray:
@@ -52,7 +40,7 @@ def test_every_line_has_the_medians_and_quantiles_of_its_panel(results: Path) ->
     for axes, (temperature, family) in zip(figure.axes, places, strict=True):
         for arm in CERTIFIED_ARMS:
             rounds = [found[Cell(family, VOCAB, HEADS[family], steps, 1, temperature, "cold")].arms[arm] for steps in (7, 16)]
-            line, bars = _line(axes, f"median {arm}"), _bars(axes, f"bars {arm}")
+            line, bars = line_of(axes, f"median {arm}"), _bars(axes, f"bars {arm}")
             assert list(np.asarray(line.get_xdata())) == [7, 16]
             assert list(np.asarray(line.get_ydata())) == [each.median_us.value for each in rounds]
             assert (line.get_color(), line.get_marker()) == (look(arm).color, look(arm).marker)
@@ -67,7 +55,7 @@ def test_every_line_has_the_medians_and_quantiles_of_its_panel(results: Path) ->
 
 def test_the_floor_is_the_launch_and_the_base_logits(results: Path) -> None:
     for axes in _drawn(results).axes:
-        line = _line(axes, "floor")
+        line = line_of(axes, "floor")
         expected = [LAUNCH_US + 2 * VOCAB * steps / 4.8e6 for steps in np.asarray(line.get_xdata())]
         assert np.asarray(line.get_ydata()) == pytest.approx(expected)
         assert line.get_linestyle() == "--"

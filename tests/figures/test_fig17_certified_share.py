@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -17,27 +14,18 @@ from analysis.load import MissingResults, all_runs
 from figures import fig17_certified_share
 from figures.style import styled
 from tests.data import make_runs
-from tests.figures.page import assert_apart_on_the_page
+from tests.figures.page import assert_apart_on_the_page, line_of
+
+pytestmark = pytest.mark.usefixtures("closed")
 
 VOCAB, HEAD = 151_936, "qwen_vocab_markov"
 COUNTS, LISTS = (64, 256, 512), (32, 64)
 PLACES = [(temperature, row) for temperature in (0.0, 1.0) for row in ("unproved", "lifted")]
 
 
-@pytest.fixture(autouse=True)
-def _closed() -> Iterator[None]:
-    yield
-    plt.close("all")
-
-
 def _drawn(results: Path) -> Figure:
     with styled():
         return fig17_certified_share.draw(results, "h200")
-
-
-def _line(axes: Axes, gid: str) -> Line2D:
-    (line,) = (line for line in axes.lines if line.get_gid() == gid)
-    return line
 
 
 def _ys(line: Line2D) -> np.ndarray:
@@ -67,7 +55,7 @@ def test_every_line_has_the_shares_of_its_panel(results: Path) -> None:
     for axes, (temperature, row) in zip(figure.axes, PLACES, strict=True):
         for listed in LISTS:
             for first in (7, 16):
-                line = _line(axes, f"{row} {first} {listed}")
+                line = line_of(axes, f"{row} {first} {listed}")
                 found = _shares(results, temperature, listed, first)
                 values = [getattr(each, row).value for each in found]
                 drawn = [100 * value if value or row == "lifted" else np.nan for value in values]
@@ -75,7 +63,7 @@ def test_every_line_has_the_shares_of_its_panel(results: Path) -> None:
                 assert np.asarray(line.get_xdata()) == pytest.approx(COUNTS, rel=0.05)
                 if row == "unproved" and first == 16:
                     for m, each in zip(COUNTS, found, strict=True):
-                        bar = _ys(_line(axes, f"interval 16 {listed} {m}"))
+                        bar = _ys(line_of(axes, f"interval 16 {listed} {m}"))
                         assert bar[1] == pytest.approx(100 * each.unproved.high)
                         assert bar[0] == pytest.approx(max(axes.get_ylim()[0], 100 * each.unproved.low))
                         assert axes.get_ylim()[1] > bar[1]
@@ -86,27 +74,27 @@ def test_a_share_of_nothing_stands_at_the_foot_with_its_bound_and_breaks_the_lin
     axes = figure.axes[0]
     foot = axes.get_ylim()[0]
     for listed in LISTS:
-        none = _line(axes, f"none 16 {listed}")
+        none = line_of(axes, f"none 16 {listed}")
         assert np.asarray(none.get_xdata())[-1] == pytest.approx(512, rel=0.05)
         assert set(_ys(none)) == {foot}
         assert none.get_markerfacecolor() == "white"
-        assert _ys(_line(axes, f"interval 16 {listed} 512")) == pytest.approx([foot, 100 * 3 / 640])
-        assert np.isnan(_ys(_line(axes, f"unproved 16 {listed}"))[-1])
+        assert _ys(line_of(axes, f"interval 16 {listed} 512")) == pytest.approx([foot, 100 * 3 / 640])
+        assert np.isnan(_ys(line_of(axes, f"unproved 16 {listed}"))[-1])
     least = 100 / 640
     assert foot < least / 1.5, "the foot is no share that was found"
     with styled():
         figure.canvas.draw()
     labels = dict(zip(axes.get_yticks(), [label.get_text() for label in axes.get_yticklabels()], strict=True))
     assert labels[foot] == "none"
-    assert not _ys(_line(figure.axes[2], "none 16 32")).size
+    assert not _ys(line_of(figure.axes[2], "none 16 32")).size
 
 
 def test_lists_have_colours_and_markers_of_their_own(results: Path) -> None:
     axes = _drawn(results).axes[0]
-    whole = [_line(axes, f"unproved 16 {listed}") for listed in LISTS]
+    whole = [line_of(axes, f"unproved 16 {listed}") for listed in LISTS]
     assert len({line.get_color() for line in whole}) == len({str(line.get_marker()) for line in whole}) == len(LISTS)
     for listed, line in zip(LISTS, whole, strict=True):
-        part = _line(axes, f"unproved 7 {listed}")
+        part = line_of(axes, f"unproved 7 {listed}")
         assert (part.get_color(), part.get_linestyle(), line.get_linestyle()) == (line.get_color(), ":", "-")
 
 
@@ -129,7 +117,7 @@ def test_rounds_of_seven_steps_are_drawn_whole(tmp_path: Path) -> None:
     tables["certified_shares"] = rows[(rows["step"] < 7) & (rows["temperature"] == 0)].assign(steps=7)
     make_runs.certified(tmp_path, tables)
     figure = _drawn(tmp_path)
-    assert _line(figure.axes[0], "unproved 7 32").get_linestyle() == "-"
+    assert line_of(figure.axes[0], "unproved 7 32").get_linestyle() == "-"
     assert [text.get_text() for text in figure.axes[2].texts] == ["not measured"]
     assert "Not measured yet, T = 1: python -m experiments.run experiment=certified" in " ".join(text.get_text() for text in figure.texts)
 

@@ -316,3 +316,8 @@ def test_every_column_has_its_place(columns: int) -> None:
     assert 16 * layout.tiles * layout.groups >= columns
     assert 16 * layout.tiles * (layout.groups - 1) < columns, "no group without columns"
     assert layout.smem_bytes <= H200.smem_bytes_per_cta
+
+
+def test_the_early_pass_needs_hopper() -> None:
+    with pytest.raises(Unsupported, match="early=true needs a GPU from Hopper on; h200 is sm_80"):
+        CertifiedSm80(CertifiedOptions(early=True)).prepare(head_of(65), Limits(1, 1, True), replace(SPEC, arch="sm_80"))
