@@ -28,13 +28,17 @@ from kernels.walk import Draft, Head, Limits, NanRule, NoiseRule, Resources, Rou
 _HEADER, _ENTRY = "walk_certified.cuh", "walk_certified"
 _RANK, _MAX_STEPS, _MAX_BATCH, _MAX_VOCAB = 256, 32, 64, 1 << 18
 _SLICE_ROWS, _LATENT_BYTES = 256, 576  # for each vector
-_MAIL_BYTES, _ARRIVED_WORDS = 1088, 8
+_MAIL_BYTES, _ARRIVED_WORDS = 576, 8
+_SLICE_WORDS = 16  # that a slice leaves: 15 rows and what bounds the others
 _MOST_VECTORS = 8
+_FEW_ROWS = 200_000
+_MOST_TABLED = 200  # (request, step) pairs: with tables 16 requests of 7 steps take 47 us and 64 take 132, without 60 and 99
 PHASES = (
     "begun",
     "offered",
     "awaited",
     "picked",
+    "listed",
     "gathered",
     "multiplied",
     "weighed",
@@ -54,8 +58,6 @@ class CertifiedParams(ctypes.Structure):
         ("list_biases", ctypes.c_void_p),
         ("list_bound", ctypes.c_void_p),
         ("offered", ctypes.c_void_p),
-        ("passed_over", ctypes.c_void_p),
-        ("largest", ctypes.c_void_p),
         ("table", ctypes.c_void_p),
         ("extra", ctypes.c_void_p),
         ("tally", ctypes.c_void_p),
@@ -64,32 +66,35 @@ class CertifiedParams(ctypes.Structure):
     )
 
 
-assert ctypes.sizeof(CertifiedParams) == 240, "certified/params.cuh mirrors this struct"
+assert ctypes.sizeof(CertifiedParams) == 224, "certified/params.cuh mirrors this struct"
 
 
 @dataclass(frozen=True)
 class CertifiedOptions:
-    """candidates: of a step, by base logits, 128 or 256; None takes 256 for up to 32 (request, step) pairs, else 128
-    previous:   the best of them, for which the next step's winner is in the table; None takes 128 and 64
+    """candidates: of a step, by base logits, 128 or 256; None takes 128 for up to 200,000 rows. 256 are twice as much of W2 to gather, 2 us of 21,
+                and prove more
+    previous:   the best of them, for which the next step's winner is in the table; None takes 128 for up to 32 (request, step) pairs, else 64
     listed:     rows of every token's list, by bias
+    tables:     what follows every candidate is weighed beforehand; without, a CTA a request weighs what follows its token, step by step. None takes
+                tables for up to 200 (request, step) pairs
     vectors:    16-byte loads of a lane, so 256 times that many rows are a slice; None makes up to 128 slices of a step, of many steps longer ones
-    wanted:     best rows that a slice offers; None takes 12 of 32 lanes' best, of many steps 10
+    wanted:     of 32 lanes' best rows those that a slice offers, with what else reaches them
     warps:      of a CTA: 16, or 8 with two CTAs a SM; None takes 8 where CTAs have several tables to make
     early:      the pass that writes logits is launched before the walk has ended (programmatic dependent launch; sm_90)
     clocks:     stamp when two CTAs come to the end of each of PHASES
-    spin_limit: polls after which a wait gives up and says so, for tests; 0 waits for ever. May spill
+    spin_limit: polls after which a wait gives up and says so, for tests; 0 waits for ever
     """
 
     candidates: int | None = None
     previous: int | None = None
     listed: int = 64
+    tables: bool | None = None
     vectors: int | None = None
-    wanted: int | None = None
+    wanted: int = 8
     warps: int | None = None
     early: bool = False
     clocks: bool = False
     spin_limit: int = 0
-    allow_spills: bool = False
 
     def __post_init__(self) -> None:
         for name, known in (
@@ -101,7 +106,7 @@ class CertifiedOptions:
             if getattr(self, name) not in known:
                 words = ", ".join(str(each) for each in known if each)
                 raise ValueError(f"certified_sm80 has {name} of {words}; got {getattr(self, name)}.")
-        for name, highest in (("vectors", _MOST_VECTORS), ("wanted", 16)):
+        for name, highest in (("vectors", _MOST_VECTORS), ("wanted", _SLICE_WORDS - 1)):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= highest:
                 raise ValueError(f"certified_sm80 has {name} from 1 to {highest}; got {value}.")
@@ -116,11 +121,12 @@ class CertifiedLayout:
     warps: int
     slices: int
     vectors: int
+    buffers: int
     wanted: int
-    local: int
     candidates: int
     previous: int
     block: int
+    tables: bool
     parts: int
     extras: int
     team: int
@@ -133,12 +139,11 @@ class CertifiedLayout:
     @property
     def smem_bytes(self) -> int:
         """Dynamic shared memory of a CTA: struct Smem of walk_certified.cuh, which checks it."""
-        half = self.warps // 2
-        sets = 2 * (8 * self.candidates + 16)
-        places = 32 * half * -(-self.slices * self.local // (32 * half))
-        scratch = 2 * (8 * places + 4 * (512 + half + places // 32 + 4))
-        weigh = self.block * _LATENT_BYTES + 8 * (self.candidates // 16 + 1) * self.block + 8 * self.candidates + 8 * self.block
-        return -(-(512 * self.warps * self.vectors + sets + scratch + weigh + 4 * _MAX_STEPS * self.previous + 640) // 128) * 128
+        offers = self.warps * (512 * self.vectors * self.buffers + 4 * _SLICE_WORDS)
+        sets = 2 * (8 * self.candidates + 8)
+        parts = self.candidates // 16 + self.listed // 32
+        weigh = self.block * (_LATENT_BYTES + 8 * parts + 8) + 8 * self.candidates
+        return -(-(offers + sets + weigh + 4 * _MAX_STEPS * self.previous + 768) // 128) * 128
 
 
 @register
@@ -159,46 +164,55 @@ class CertifiedSm80:
         """For up to 32 (request, step) pairs many CTAs a table, else many tables a CTA."""
         options, pairs = self.options, limits.max_batch * limits.max_steps
         few = pairs <= 32
-        candidates = options.candidates or (256 if few else 128)
-        warps = options.warps or (16 if few or candidates == 256 else 8)
+        candidates = options.candidates or (128 if vocab <= _FEW_ROWS else 256)
+        tables = pairs <= _MOST_TABLED if options.tables is None else options.tables
+        warps = options.warps or (16 if few or candidates == 256 or not tables else 8)
         ctas = device.sms * (16 // warps)
         fitting = min(_MOST_VECTORS, -(-vocab // (_SLICE_ROWS * _MOST_SLICES)))
         vectors = options.vectors or (fitting if few or fitting < 4 else _MOST_VECTORS)
-        wanted = options.wanted or (12 if few else 10)
         previous = min(candidates, options.previous or (128 if few else 64))
-        block = 16 if candidates == 16 * warps and few else 32
+        block = 16 if warps == 16 and (few or not tables) else 32
         parts = max(1, min(ctas // pairs, previous // block))
         while previous % (parts * block):
             parts -= 1
-        return CertifiedLayout(
+        layout = CertifiedLayout(
             sampling=limits.sampling,
             ctas=ctas,
             warps=warps,
             slices=-(-vocab // (_SLICE_ROWS * vectors)),
             vectors=vectors,
-            wanted=wanted,
-            local=2 * -(-wanted * 4 // 5),
+            buffers=1 if few else 2,
+            wanted=options.wanted,
             candidates=candidates,
             previous=previous,
             block=block,
+            tables=tables,
             parts=parts,
             extras=32,
             team=ctas // limits.max_batch,
             listed=options.listed,
         )
+        if layout.smem_bytes * (ctas // device.sms) > device.smem_bytes_per_cta:
+            raise Unsupported(
+                f"{self.name}: slices of {layout.vectors} vectors, {layout.candidates} candidates and {layout.previous} previous tokens need "
+                f"{layout.smem_bytes:,} bytes of shared memory a CTA and an SM of {device.name} has {device.smem_bytes_per_cta:,} for "
+                f"{ctas // device.sms}; ask for fewer of them."
+            )
+        return layout
 
     def compile(self, layout: CertifiedLayout, device: DeviceSpec) -> Kernel:
-        """Needs no GPU."""
+        """Needs no GPU. Rows of W2 take half of the registers, so a layout may spill some of the others: 56 bytes a thread at most of those tried."""
         fields = cpp(
             warps=layout.warps,
             sampling=layout.sampling,
             slices=layout.slices,
             vectors=layout.vectors,
+            buffers=layout.buffers,
             wanted=layout.wanted,
-            local=layout.local,
             candidates=layout.candidates,
             previous=layout.previous,
             block=layout.block,
+            tables=layout.tables,
             parts=layout.parts,
             extras=layout.extras,
             team=layout.team,
@@ -217,7 +231,7 @@ class CertifiedSm80:
             params="CertifiedParams",
             ctas_per_sm=layout.ctas // device.sms,
         )
-        return build(source, _ENTRY, device.arch, allow_spills=self.options.allow_spills or self.options.spin_limit > 0)
+        return build(source, _ENTRY, device.arch, allow_spills=True)
 
     def prepare(self, head: Head, limits: Limits, device: DeviceSpec) -> CertifiedWalk:
         if self.options.early and device.arch == "sm_80":
@@ -264,10 +278,8 @@ class CertifiedWalk:
         made = {
             "mail": torch.zeros(_ARRIVED_WORDS + 2 * self.limits.max_batch * _MAIL_BYTES // 8, dtype=torch.int64, device=device),
             "round": torch.zeros(1, dtype=torch.int32, device=device),
-            "offered": torch.zeros(pairs * layout.slices * layout.local, dtype=torch.int64, device=device),
-            "passed_over": torch.zeros(pairs * layout.slices, dtype=torch.int32, device=device),
-            "largest": torch.zeros(pairs * layout.slices, device=device),
-            "table": torch.zeros(pairs * layout.previous, dtype=torch.int32, device=device),
+            "offered": torch.zeros(pairs * layout.slices * _SLICE_WORDS, dtype=torch.int64, device=device),
+            "table": torch.zeros(pairs * layout.previous, dtype=torch.int64, device=device),
             "extra": torch.zeros(pairs * layout.extras, dtype=torch.int64, device=device),
         }
         object.__setattr__(self, "_scratch", made)
@@ -307,8 +319,6 @@ class CertifiedWalk:
                 list_biases=lists.biases.data_ptr(),
                 list_bound=lists.bound.data_ptr(),
                 offered=scratch["offered"].data_ptr(),
-                passed_over=scratch["passed_over"].data_ptr(),
-                largest=scratch["largest"].data_ptr(),
                 table=scratch["table"].data_ptr(),
                 extra=scratch["extra"].data_ptr(),
                 tally=self.tally.data_ptr(),

@@ -34,10 +34,10 @@ struct Certified {
   static_assert(S.extras <= 32 && S.extras % S.block == 0 && S.previous % (S.parts * S.block) == 0 && S.previous <= S.candidates);
 
   struct Smem {
-    typename Offer<S>::Slice slices[S.warps];
+    typename Offer<S>::Smem offers[S.warps];
     Set sets[2];  // candidates of the job's step and of the one before
-    typename Pick<S>::Scratch scratch[2];
     typename Weigher::Smem weigh;
+    RowRule<S.sampling> rule;  // of the step that is weighed: here, for registers are short
     alignas(16) uint32_t table[kCertifiedSteps * S.previous];
     Job job;
     int task;                          // of the next table
@@ -74,8 +74,9 @@ struct Certified {
   __device__ uint32_t anchor(int request) const {
     return static_cast<uint32_t>(max(int64_t{0}, min(p.walk.anchor[request], static_cast<int64_t>(p.walk.vocab - 1))));
   }
-  __device__ uint32_t* table(int request, int step) const { return p.table + static_cast<int64_t>(pair(request, step)) * S.previous; }
-  __device__ int tasks() const { return 1 + (p.walk.steps - 1) * S.parts; }  // of a request: step 0 has one previous token
+  __device__ uint64_t* table(int request, int step) const { return p.table + static_cast<int64_t>(pair(request, step)) * S.previous; }
+  // Tables of a request, in parts: step 0 has one previous token.
+  __device__ int tasks() const { return S.tables ? 1 + (p.walk.steps - 1) * S.parts : 0; }
 
   __device__ void clear_other_bank() const {
     uint64_t* other = reinterpret_cast<uint64_t*>(mail_bank(p, smem.round + 1));
@@ -85,23 +86,40 @@ struct Certified {
     for (int i = blockIdx.x * kThreads + threadIdx.x; i < words; i += gridDim.x * kThreads) other[i] = 0;
   }
 
-  // Every warp its slices. The first one is asked for before the CTA knows the launch's round, which comes from memory too.
+  // Every warp its slices. The first one is asked for before the CTA knows the launch's round, which comes from memory too; where a warp has
+  // room for two, the next one while it looks through the last.
   template <class Begin>
   __device__ void offer(Begin&& begin) const {
-    const Offer<S> offer{p, smem.slices[threadIdx.x / 32]};
-    const int steps = p.walk.steps, all = p.walk.batch * steps * S.slices;
-    int task = threadIdx.x / 32 * gridDim.x + blockIdx.x;
-    const auto load = [&] {
-      if (task < all) offer.load(task / S.slices / steps, task / S.slices % steps, task % S.slices);
+    const Offer<S> offer{p, smem.offers[threadIdx.x / 32]};
+    const int steps = p.walk.steps, all = p.walk.batch * steps * S.slices, stride = S.warps * gridDim.x;
+    struct Task {
+      int number, request, step;
     };
-    load();
+    const auto begun = [&](int number, int at) {
+      const int of = number / S.slices, request = of / steps;
+      if (number < all) offer.load(base(request, of - request * steps), number - of * S.slices, offer.smem.slices[at]);
+      return Task{number, request, of - request * steps};
+    };
+    Task task = begun(threadIdx.x / 32 * gridDim.x + blockIdx.x, 0), next;
     begin();
 #pragma unroll 1
-    while (task < all) {
-      const int of = task / S.slices;
-      offer.slice(of / steps, of % steps, of, task % S.slices, smem.round, mail(of / steps));
-      task += S.warps * gridDim.x;
-      load();
+    for (int at = 0; task.number < all; task = next) {
+      if constexpr (S.buffers > 1) {
+        next = begun(task.number + stride, at ^ 1);
+        if (next.number < all)
+          copy_async_wait_older();
+        else
+          copy_async_wait();
+      } else {
+        copy_async_wait();  // a lane reads only what it brought itself
+      }
+      const int of = pair(task.request, task.step);
+      const RowRule<S.sampling> rule = RowRule<S.sampling>::of(p.walk, task.request, task.step, smem.round);
+      offer.slice(rule, of, task.number - of * S.slices, smem.round, offer.smem.slices[at]);
+      if constexpr (S.buffers > 1)
+        at ^= 1;
+      else
+        next = begun(task.number + stride, 0);
     }
   }
 
@@ -117,120 +135,132 @@ struct Certified {
     uint64_t word;
     [[maybe_unused]] int polls = 0;
     do {
-      word = load_acquire(&mail(request()).order);
+      word = load_relaxed(&mail(request()).order);
       WTS_COUNT_POLL(polls, request())
     } while (word >> 56 != kDismissed && word >> 56 != done + 1);
+    if (word >> 56 != kDismissed) word = load_acquire(&mail(request()).order);
     const Order order = Order::of(word, load_relaxed(&mail(request()).best));
     if (threadIdx.x == 0) smem.order = order;
     return {order.number == kDismissed ? Job::kDone : Job::kSearch, request(), static_cast<int>(order.step), 0};
   }
 
-  // The first warp of a leader: follow the table as far as it goes. Lane k keeps the entry of step k, so that no step waits for a store.
+  // The first warp of a leader: follow the table as far as it goes. Lane k keeps the entry of step k, so that no step waits for a store. What was
+  // weighed but not proved is searched at once; the team works out the score of its entry, which the table does not hold.
   __device__ Job follow() const {
     int step = smem.at.step, place = smem.at.place;
-    uint32_t previous = smem.at.previous, mine = 0;
+    uint32_t previous = smem.at.previous, mine = 0, entry = 0;
     __syncwarp();
     const int lane = threadIdx.x % 32, start = step;
 #pragma unroll 1
-    for (; step < p.walk.steps; step++) {
-      uint32_t entry = place >= 0 && place < S.previous ? smem.table[step * S.previous + place] : kNobody;
+    for (; S.tables && step < p.walk.steps; step++) {
+      entry = place >= 0 && place < S.previous ? smem.table[step * S.previous + place] : kNobody;
       if (entry == kNobody) entry = extra_entry(step, previous);
       if (!(entry & kProved)) break;
       if (lane == step) mine = entry;
       previous = certified_row(entry);
       place = static_cast<int>(certified_place(entry)) - 1;
     }
-    const bool done = step == p.walk.steps;
+    const bool done = step == p.walk.steps, weighed = S.tables && !done && entry != 0;
     if (lane == 0) {
       smem.at = {step, place, previous};
-      smem.settled += !done;
-      if (done) Order{kDismissed, 0, 0, 0}.post(mail(request()));
+      smem.settled += S.tables && !done;
+      if (done) Order::dismiss(mail(request()));
+      if (weighed) {
+        smem.order = {smem.order.number + 1, static_cast<uint32_t>(step), previous, entry};
+        smem.order.post(mail(request()));
+      }
     }
     if (lane >= start && lane < step) p.walk.tokens[request() * p.walk.tokens_request_stride + lane] = certified_row(mine);
-    return {done ? Job::kDone : Job::kSettle, request(), step, 0};
+    return {done ? Job::kDone : weighed ? Job::kSearch : Job::kSettle, request(), step, 0};
   }
 
   // One warp: what follows a winner of the step before that the table does not have; 0 where nobody weighed it.
   __device__ uint32_t extra_entry(int step, uint32_t previous) const {
     if (step == 0) return 0;
-    await_at_least(&mail(request()).extras[step], 1);
-    const int lane = threadIdx.x % 32;
-    const uint64_t mine = lane < S.extras ? __ldcg(p.extra + static_cast<int64_t>(pair(request(), step)) * S.extras + lane) : kNoExtra;
-    const uint32_t votes = __ballot_sync(~0u, static_cast<uint32_t>(mine >> 32) == previous);
+    const int lane = threadIdx.x % 32, count = static_cast<int>(await_at_least(&mail(request()).extras[step], 1)) - 1;
+    const uint64_t mine = lane < count ? __ldcg(p.extra + static_cast<int64_t>(pair(request(), step)) * S.extras + lane) : 0;
+    const uint32_t votes = __ballot_sync(~0u, lane < count && static_cast<uint32_t>(mine >> 32) == previous);
     return votes ? __shfl_sync(~0u, static_cast<uint32_t>(mine), __ffs(votes) - 1) : 0;
   }
 
   // All threads of a leader: the whole table, once it is there.
   __device__ void fetch() const {
-    for (int step = threadIdx.x; step < p.walk.steps; step += kThreads)
-      await_at_least(&mail(request()).tables[step], step > 0 ? S.parts : 1);
-    if (threadIdx.x == 0) {
-      if (request() == 0) {  // once all CTAs know the round, it may be another one
-        await_at_least(arrived(p, smem.round), gridDim.x);
-        *p.walk.round = smem.round + 1;
-      }
-      smem.at = {0, 0, anchor(request())};
-      smem.fetched = true;
+    if (threadIdx.x == 0) smem.at = {0, 0, anchor(request())}, smem.fetched = true;
+    if (threadIdx.x == kThreads - 1 && request() == 0) {  // once all CTAs know the round, it may be another one
+      await_at_least(arrived(p, smem.round), gridDim.x);
+      *p.walk.round = smem.round + 1;
     }
-    __syncthreads();
-    phase<S>(p, Phase::kFetched);
-    const uint4* source = reinterpret_cast<const uint4*>(p.table + static_cast<int64_t>(pair(request(), 0)) * S.previous);
+    __syncwarp();
+    constexpr int kAtOnce = 4;
+    const int all = S.tables ? p.walk.steps * S.previous : 0;  // whole warps
+    const uint64_t* source = table(request(), 0);
 #pragma unroll 1
-    for (int i = threadIdx.x; i < p.walk.steps * S.previous / 4; i += kThreads)
-      reinterpret_cast<uint4*>(smem.table)[i] = __ldcg(source + i);
+    for (int first = threadIdx.x / 32 * 32; first < all; first += kAtOnce * kThreads) {
+      uint32_t entries[kAtOnce];
+      const auto place = [&](int j) { return first + static_cast<int>(threadIdx.x % 32) + j * kThreads; };
+      const auto written = [&](int j) { return place(j) == 0 || (place(j) >= S.previous && place(j) < all); };  // of step 0 one entry
+      await_tagged(smem.round, [&](int j) { return written(j) ? source + place(j) : nullptr; }, entries);
+#pragma unroll
+      for (int j = 0; j < kAtOnce; j++)
+        if (written(j)) smem.table[place(j)] = entries[j];
+    }
+    phase<S>(p, Phase::kFetched);
   }
 
   // All threads: a part of a table, with its first part also the step's extra entries, or what a leader lacks.
   __device__ void weigh(const Job& job) const {
     const int thread = threadIdx.x, step = job.step;
     const bool settles = job.kind == Job::kSettle, alone = settles || step == 0;  // one previous token
-    if (thread < 2 && step >= thread) await_at_least(&mail(job.request).offered[step - thread], S.slices);
-    __syncthreads();
-    phase<S>(p, Phase::kAwaited);
-    Pick<S>::run(p, {pair(job.request, step), pair(job.request, max(0, step - 1))}, smem.sets, smem.scratch);
-    Weigher weigh{p, RowRule<S.sampling>::of(p.walk, job.request, step, smem.round), base(job.request, step), smem.sets[0], smem.weigh, {}};
+    if (S.tables || step % 2 == 0) {
+      if (thread < 2) smem.sets[thread].reset();
+      __syncthreads();
+      const int other = S.tables ? max(0, step - 1) : min(step + 1, p.walk.steps - 1);
+      Pick<S>::run(p, {pair(job.request, step), pair(job.request, other)}, smem.sets, smem.round);
+    }
     phase<S>(p, Phase::kPicked);
-    weigh.gather();
-    constexpr int kOwn = S.previous / S.parts, kExtraTurns = S.extras / S.block;
+    const Set& set = smem.sets[S.tables ? 0 : step % 2];
+    if (thread == 0) smem.rule = RowRule<S.sampling>::of(p.walk, job.request, step, smem.round);  // seen after the next barrier
+    Weigher weigh{p, smem.rule, base(job.request, step), set, smem.weigh, {}};
+    constexpr int kOwn = S.previous / S.parts;
     const int start = job.part * kOwn, turns = alone ? 1 : kOwn / S.block;
-    const int all = turns + (alone || job.part > 0 ? 0 : kExtraTurns);
+    const int all = turns + (alone || job.part > 0 ? 0 : S.extras / S.block);
 #pragma unroll 1
     for (int turn = 0; turn < all; turn++) {
       const bool extras = turn >= turns;
       const int first = (extras ? turn - turns : turn) * S.block;
       if (turn == turns) name_extra(job);
-      const int there = extras ? smem.extras : alone ? 1 : smem.sets[1].previous - start;
-      const int count = max(0, min(S.block, there - first));
-      if (thread < count) {
-        const uint32_t only = settles ? smem.at.previous : anchor(job.request);
-        smem.weigh.previous[thread] = extras ? smem.named[first + thread] : alone ? only : smem.sets[1].row[start + first + thread];
-      }
-      __syncthreads();
-      if (count > 0) weigh.block(count);
+      if (extras && first >= smem.extras) break;
       if (thread < S.block) {
-        const bool weighed = thread < count, proved = weighed && weigh.proved(thread);
-        const uint64_t best = weighed ? smem.weigh.best[Weigher::kTiles][thread] : 0;
-        const uint32_t entry = weighed ? table_entry(best, proved) : kNobody;
-        if (settles) {
-          if (thread == 0) smem.best = best, smem.proved = proved;
-        } else if (extras) {
-          const uint64_t token = weighed ? smem.weigh.previous[thread] : kEmpty;
-          __stcg(p.extra + static_cast<int64_t>(pair(job.request, step)) * S.extras + first + thread, token << 32 | entry);
-        } else {
-          __stcg(table(job.request, step) + start + first + thread, entry);
-        }
+        const uint32_t only = settles ? smem.at.previous : anchor(job.request);
+        const uint32_t named = extras ? (first + thread < smem.extras ? smem.named[first + thread] : kNoRow)
+                               : alone ? (thread == 0 ? only : kNoRow)
+                                       : smem.sets[1].row[start + first + thread];
+        smem.weigh.previous[thread] = named;
       }
       __syncthreads();
-      if (thread == 0 && !settles && (turn == turns - 1 || turn == all - 1))
-        red_add_release(extras ? &mail(job.request).extras[step] : &mail(job.request).tables[step], 1);
+      weigh.block(alone ? 1 : S.block, turn == 0, [&](int i, uint64_t best, bool proved) {
+        const uint32_t previous = smem.weigh.previous[i];
+        const uint32_t entry = previous == kNoRow ? kNobody : table_entry(best, proved);
+        if (settles) {
+          if (i == 0) smem.best = best, smem.proved = proved;
+        } else if (extras) {
+          const uint64_t token = previous;
+          __stcg(p.extra + static_cast<int64_t>(pair(job.request, step)) * S.extras + first + i, token << 32 | entry);
+        } else {
+          store_relaxed(table(job.request, step) + start + first + i, tagged(smem.round, entry));
+        }
+      });
+      __syncthreads();
     }
+    if (all > turns && thread == 0) red_add_release(&mail(job.request).extras[step], 1 + min(static_cast<int>(smem.extras), S.extras));
     if (!settles) {
       phase<S>(p, Phase::kWeighed);
       return;
     }
+    if (thread > 0) return;
     if (smem.proved) {
       conclude();
-    } else if (thread == 0) {
+    } else {
       smem.order = {smem.order.number + 1, static_cast<uint32_t>(step), smem.at.previous, smem.best};
       smem.order.post(mail(request()));
     }
@@ -238,16 +268,16 @@ struct Certified {
 
   // All threads: winners of the step before that were not weighed as previous tokens are named, each once.
   __device__ void name_extra(const Job& job) const {
-    const int thread = threadIdx.x, before = job.step - 1;
+    const int thread = threadIdx.x, before = job.step - 1, written = before > 0 ? S.previous : 1;
     if (thread < kExtraSlots) smem.extra[thread] = kEmpty;
-    if (thread == 0) {
-      smem.extras = 0;
-      await_at_least(&mail(job.request).tables[before], before > 0 ? S.parts : 1);
-    }
+    if (thread == 0) smem.extras = 0;
     __syncthreads();
-    if (thread < (before > 0 ? S.previous : 1)) {
-      const uint32_t entry = __ldcg(table(job.request, before) + thread), place = certified_place(entry);
-      if (entry != kNobody && (place == 0 || place > smem.sets[1].previous)) remember(certified_row(entry));
+    const uint64_t* source = table(job.request, before);
+    uint32_t entry[1];
+    await_tagged(smem.round, [&](int) { return thread < written ? source + thread : nullptr; }, entry);
+    if (thread < written) {
+      const uint32_t place = certified_place(entry[0]);
+      if (entry[0] != kNobody && (place == 0 || place > S.previous)) remember(certified_row(entry[0]));
     }
     __syncthreads();
   }
@@ -266,46 +296,49 @@ struct Certified {
     }
   }
 
-  // All threads of a leader: the best key is the step's. Ends without a barrier.
+  // One thread of a leader: the best key is the step's. The place of a token that a search found and the table did not name is not known.
   __device__ void conclude() const {
     const uint32_t token = certified_row(smem.best);
-    if (threadIdx.x == 0) {
-      p.walk.tokens[request() * p.walk.tokens_request_stride + smem.at.step] = token;
-      smem.at = {smem.at.step + 1, -1, token};
-    }
-    __syncthreads();
-    if (threadIdx.x < smem.sets[0].count && smem.sets[0].row[threadIdx.x] == token) smem.at.place = threadIdx.x;
-    if (threadIdx.x == 0) smem.proved = true;
+    p.walk.tokens[request() * p.walk.tokens_request_stride + smem.at.step] = token;
+    smem.at = {smem.at.step + 1, static_cast<int>(certified_place(smem.best)) - 1, token};
+    smem.proved = true;
+  }
+
+  // Of two keys of which the first may have a place: a row that was found again keeps it.
+  __device__ static uint64_t better(uint64_t known, uint64_t found) {
+    return certified_row(found) == certified_row(known) ? known : max(known, found);
   }
 
   // All threads of a team.
   __device__ void search(const Job& job) const {
     const int thread = threadIdx.x;
-    Search<S>{p}.run(job.request, smem.order, member(), largest(job), smem.round, mail(job.request));
+    const uint64_t known = Search<S>{p}.run(job.request, smem.order, member(), largest(job), smem.round, mail(job.request));
     __syncthreads();
-    if (thread == 0) red_add_release(&mail(job.request).searched, 1);
+    if (thread > 0) return;
+    red_add_release(&mail(job.request).searched, 1);
     if (!leads()) return;
-    if (thread == 0) {
-      await_at_least(&mail(job.request).searched, static_cast<uint64_t>(smem.order.number) * S.team);
-      smem.best = max(smem.best, load_relaxed(&mail(job.request).found[smem.order.number - 1]));
-    }
-    __syncthreads();
+    await_at_least(&mail(job.request).searched, static_cast<uint64_t>(smem.order.number) * S.team);
+    smem.best = better(known, load_relaxed(&mail(job.request).found[smem.order.number - 1]));
     conclude();
   }
 
   // All threads; barriers inside. The largest |base logit| of a step.
   __device__ float largest(const Job& job) const {
     if constexpr (!S.sampling) return 0.0f;
-    if (threadIdx.x == 0) smem.sets[0].largest = 0.0f;
+    if (threadIdx.x == 0) smem.sets[0].reset();
     __syncthreads();
-    float most = 0.0f;
-    const float* of = p.largest + static_cast<int64_t>(pair(job.request, job.step)) * S.slices;
+    uint32_t most = 0, word[1];
+    const uint64_t* bounds = p.offered + static_cast<int64_t>(pair(job.request, job.step)) * S.slices * kSliceWords + kOffers;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < S.slices; i += kThreads) most = fmaxf(most, __ldcg(of + i));
-    const uint32_t bits = __reduce_max_sync(~0u, __float_as_uint(most));
-    if (threadIdx.x % 32 == 0) atomicMax(reinterpret_cast<uint32_t*>(&smem.sets[0].largest), bits);
+    for (int first = threadIdx.x / 32 * 32; first < S.slices; first += kThreads) {
+      const int slice = first + threadIdx.x % 32;
+      await_tagged(smem.round, [&](int) { return slice < S.slices ? bounds + slice * kSliceWords : nullptr; }, word);
+      most = max(most, word[0] & 0xFFFF0000u);
+    }
+    most = __reduce_max_sync(~0u, most);
+    if (threadIdx.x % 32 == 0) atomicMax(&smem.sets[0].largest, most);
     __syncthreads();
-    return smem.sets[0].largest;
+    return __uint_as_float(smem.sets[0].largest);
   }
 
   // The first warp. Tables first, whosever they are; then what this CTA is to its request.
@@ -324,7 +357,7 @@ struct Certified {
       smem.bank = mail_bank(p, smem.round);
       smem.task = blockIdx.x;
       smem.request = blockIdx.x / S.team, smem.member = blockIdx.x % S.team;
-      red_add_release(arrived(p, smem.round), 1);
+      red_add_relaxed(arrived(p, smem.round), 1);  // its address hangs on the round, which has been read
       smem.order.number = 0;
       smem.proved = true, smem.fetched = false;
       smem.settled = 0;
@@ -360,8 +393,9 @@ struct Certified {
     }
     if (threadIdx.x > 0 || !leads() || request() >= p.walk.batch) return;
     phase<S>(p, Phase::kWalked);
-    p.tally[2 * request()] += smem.settled;
-    p.tally[2 * request() + 1] += smem.order.number;
+    uint64_t* tally = reinterpret_cast<uint64_t*>(p.tally + 2 * request());  // nobody waits for it
+    if (smem.settled) red_add_relaxed(tally, smem.settled);
+    if (smem.order.number) red_add_relaxed(tally + 1, smem.order.number);
   }
 };
 

@@ -14,11 +14,12 @@ struct CertifiedShape {
   bool sampling;   // rows with temperature > 0 are drawn, rule GUMBEL; else all are greedy
   int slices;      // of a step
   int vectors;     // 16-byte loads of a lane
+  int buffers;     // slices that a warp has room for: 2 where it looks through many
   int wanted;      // best rows that a slice offers, if it has as many, and not many more
-  int local;       // places for them
   int candidates;  // of a step, at most: 128 or 256
   int previous;    // the best of them, which are weighed as previous tokens of the next step
   int block;       // previous tokens that are weighed together: 16 or 32
+  bool tables;     // what follows every candidate is weighed beforehand; else a CTA a request weighs what follows its token, step by step
   int parts;       // CTAs that share the table of a step
   int extras;      // winners that are not among those, but are weighed nevertheless
   int team;        // CTAs of a request
@@ -33,29 +34,49 @@ struct CertifiedParams {
   const int32_t* list_rows;     // [vocab, list] rows with the largest biases after a token
   const uint16_t* list_biases;  // [vocab, list] those biases in bf16
   const float* list_bound;      // [vocab] which no other row's bias exceeds, in any order of fp32 sums
-  uint64_t* offered;            // [pairs, slices, local] order of a row's base logit (or noised one) << 32 | row
-  uint32_t* passed_over;        // [pairs, slices] order of the best that a slice does not offer
-  float* largest;               // [pairs, slices] largest |base logit| that is finite; sampling only
-  uint32_t* table;              // [pairs, previous] what follows one of the step before's candidates: an entry
+  uint64_t* offered;            // [pairs, slices, kSliceWords] what slices offer, see offer.cuh; tagged
+  uint64_t* table;              // [pairs, previous] what follows one of the step before's candidates: an entry; tagged
   uint64_t* extra;              // [pairs, extras] what follows its winners that are not among those: token << 32 | entry
   int64_t* tally;               // [requests, 2] steps that were weighed again, steps that were searched; of all launches
   int32_t requests;             // that a bank of mail has room for
   int32_t padding;
 };
-static_assert(sizeof(CertifiedParams) == 160 + 80, "kernels/backends/certified_sm80.py mirrors this struct");
+static_assert(sizeof(CertifiedParams) == 160 + 64, "kernels/backends/certified_sm80.py mirrors this struct");
+
+// A word that tells which launch wrote it. Whoever waits for it loads the word itself: no flag behind the data, so neither a fence before
+// the flag nor a second load after it, 1.4 us of an exchange. 0 is no launch's tag but one in 2^32's.
+__device__ inline uint64_t tagged(uint32_t round, uint32_t word) { return static_cast<uint64_t>(round + 1) << 32 | word; }
+
+// One warp, `kCount` loads of each lane under way: the words at `address(j)` once this launch has written them, 0 where that is null. The
+// warp polls as one (see pick.cuh on divergence).
+template <int kCount, class Address>
+__device__ inline void await_tagged(uint32_t round, Address&& address, uint32_t (&words)[kCount]) {
+  [[maybe_unused]] int polls = 0;
+  bool there;
+  do {
+    uint64_t found[kCount];
+#pragma unroll
+    for (int j = 0; j < kCount; j++) {
+      const uint64_t* at = address(j);
+      found[j] = at ? load_relaxed(at) : tagged(round, 0);
+    }
+    there = true;
+#pragma unroll
+    for (int j = 0; j < kCount; j++) there &= static_cast<uint32_t>(found[j] >> 32) == round + 1, words[j] = static_cast<uint32_t>(found[j]);
+    WTS_COUNT_POLL(polls, kCount)
+  } while (!__all_sync(~0u, there));
+}
 
 // Words of a request, in one of two banks. A launch uses the bank of its parity and clears the other one, which nobody uses until the next
 // launch: no launch needs a memset, and no word is cleared while somebody may still read it.
 struct Mail {
-  uint64_t offered[kCertifiedSteps];  // slices of a step that have been looked through
-  uint64_t tables[kCertifiedSteps];   // parts of a step's table that are there
-  uint64_t extras[kCertifiedSteps];   // 1 when a step's extra entries are there
-  uint64_t order, best;               // an order to the team: see search.cuh
-  uint64_t searched;                  // CTAs of the team that have carried out orders
-  uint64_t found[kCertifiedSteps];    // by order: the best key
+  uint64_t extras[kCertifiedSteps];  // when a step's extra entries are there, how many, and 1
+  uint64_t order, best;              // an order to the team: see search.cuh
+  uint64_t searched;                 // CTAs of the team that have carried out orders
+  uint64_t found[kCertifiedSteps];   // by order: the best key
   uint64_t padding[5];
 };
-static_assert(sizeof(Mail) == 1088, "kernels/backends/certified_sm80.py sizes the banks");
+static_assert(sizeof(Mail) == 576, "kernels/backends/certified_sm80.py sizes the banks");
 
 constexpr int kArrivedWords = 8;
 
@@ -77,7 +98,7 @@ __device__ inline uint64_t await_at_least(const uint64_t* word, uint64_t count) 
 }
 
 // When the second CTA (of the second step's table) and the last one (the last request's leader) came to the end of a phase.
-enum class Phase { kBegun, kOffered, kAwaited, kPicked, kGathered, kMultiplied, kWeighed, kTabled, kFetched, kWalked, kCount };
+enum class Phase { kBegun, kOffered, kAwaited, kPicked, kListed, kGathered, kMultiplied, kWeighed, kTabled, kFetched, kWalked, kCount };
 template <CertifiedShape S>
 __device__ void phase(const CertifiedParams& p, Phase phase) {
   if constexpr (S.clocks) {
@@ -108,6 +129,5 @@ constexpr uint32_t kProved = 1u << 31, kNobody = 1;
 __device__ inline uint32_t table_entry(uint64_t key, bool proved) {
   return (static_cast<uint32_t>(key) & ((1u << (kRowBits + kPlaceBits)) - 1)) | (proved ? kProved : 0);
 }
-constexpr uint64_t kNoExtra = ~0ull;
 
 }  // namespace wts

@@ -6,6 +6,15 @@
 
 namespace wts {
 
+// The number that an order stands for.
+__device__ inline float unordered(uint32_t order) { return __uint_as_float(order & 0x80000000u ? order ^ 0x80000000u : ~order); }
+
+// Of a bf16, and back: the upper half of its order, of which larger is better; 0 for a NaN.
+__device__ inline uint32_t upper_order(uint32_t bf16_bits) {
+  return (bf16_bits & 0x7FFFu) > 0x7F80u ? 0 : order_of_bits(bf16_bits << 16) >> 16;
+}
+__device__ inline uint16_t bf16_of_upper(uint32_t upper) { return static_cast<uint16_t>(upper & 0x8000u ? upper ^ 0x8000u : ~upper); }
+
 // Orders (score_order) of the rows of one step of one request.
 template <bool kSampling>
 struct RowRule {
@@ -41,6 +50,13 @@ struct RowRule {
     return score_order(greedy ? fmaxf(logit, kMinusInfinity) : row_score(logit, inverse, noise));
   }
 
+  // What no row exceeds whose order has this upper half, or a lower one; 0 is none's. A greedy row is a bf16, which the half is all of.
+  __device__ float most_of_upper(uint32_t upper) const {
+    constexpr uint32_t kPlusInf = 0xFF800000u;  // of more than it no number has the order
+    if (upper == 0) return kMinusInfinity;
+    return !kSampling || greedy ? widen(bf16_of_upper(upper)) : unordered(min(upper << 16 | 0xFFFFu, kPlusInf));
+  }
+
   // Two rows at once share their conversions: their bias is rounded, then the sum.
   __device__ static void corrected(float& low, float& high, float base_low, float base_high) {
     score_twice(low, high, base_low, base_high);
@@ -66,8 +82,5 @@ struct RowRule {
     return score_order(__fadd_ru(reach, __fmul_ru(0x1p-22f, __fadd_ru(fabsf(outside), fabsf(reach)))));
   }
 };
-
-// The number that an order stands for.
-__device__ inline float unordered(uint32_t order) { return __uint_as_float(order & 0x80000000u ? order ^ 0x80000000u : ~order); }
 
 }  // namespace wts

@@ -19,6 +19,10 @@ struct Order {
     return {static_cast<uint32_t>(word >> 56), static_cast<uint32_t>(word >> 48 & 0xFF), static_cast<uint32_t>(word), best};
   }
 
+  // Nothing goes with it, so it need not wait for what was stored before.
+  __device__ static void dismiss(Mail& mail) { store_relaxed(&mail.order, static_cast<uint64_t>(kDismissed) << 56); }
+
+  // `best` may have the lower half of a key alone, as an entry of a table has.
   __device__ void post(Mail& mail) const {
     store_relaxed(&mail.best, best);
     const uint64_t word = static_cast<uint64_t>(number) << 56 | static_cast<uint64_t>(step) << 48 | previous;
@@ -29,49 +33,64 @@ struct Order {
 template <CertifiedShape S>
 struct Search {
   using Rule = RowRule<S.sampling>;
-  static constexpr int kAhead = 4, kAtOnce = 4;  // base logits that a lane, rows of W2 that a warp has under way
+  static constexpr int kOfLane = 8;  // neighbouring rows: 16 bytes of base logits
+  static constexpr int kAtOnce = 4;  // rows of W2 that a warp has under way
 
   const CertifiedParams& p;
 
-  // All threads of CTA `member` of the team: the best key of its rows that can reach the order of `best`; 0 for none. Warps' keys go to
-  // `mail.found`.
-  __device__ void run(int request, const Order& order, int member, float largest, uint32_t round, Mail& mail) const {
+  // All threads of CTA `member` of the team: the best keys of its rows that can reach the order of `best` go to `mail.found`. The key of `best`.
+  __device__ uint64_t run(int request, const Order& order, int member, float largest, uint32_t round, Mail& mail) const {
     const Params& walk = p.walk;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int step = order.step;
     const uint16_t* base = walk.base + request * walk.base_request_stride + step * walk.base_step_stride;
     const Rule rule = Rule::of(walk, request, step, round);
     const float bias = __ldg(p.list_bound + order.previous);
-    const uint32_t needed = certified_order(order.best);
     const uint4 latent = __ldg(reinterpret_cast<const uint4*>(walk.latents) + static_cast<int64_t>(order.previous) * 32 + lane);
+    const uint64_t known = certified_order(order.best) ? order.best : scored(rule, latent, base, order.best);
+    const uint32_t needed = certified_order(known);
     uint64_t best = 0;
-    const int stride = S.team * (32 * S.warps);
-    for (int begin = (member * S.warps + warp) * 32; begin < walk.vocab; begin += kAhead * stride) {
-      float logits[kAhead];
-#pragma unroll
-      for (int ahead = 0; ahead < kAhead; ahead++) {
-        const int row = begin + ahead * stride + lane;
-        logits[ahead] = row < walk.vocab ? widen(__ldg(base + row)) : kMinusInfinity;
-      }
+    const int stride = S.team * S.warps * 32 * kOfLane;
+    const bool aligned = reinterpret_cast<uint64_t>(base) % 16 == 0;
 #pragma unroll 1
-      for (int ahead = 0; ahead < kAhead; ahead++) {
-        const int first = begin + ahead * stride, row = first + lane;
-        if (first >= walk.vocab) break;
-        float logit = logits[0];
-#pragma unroll
-        for (int a = 1; a < kAhead; a++) logit = a == ahead ? logits[a] : logit;
-        best = max(best, survivors(rule, latent, first, row, logit, bias, largest, needed));
+    for (int begin = (member * S.warps + warp) * 32 * kOfLane; begin < walk.vocab; begin += stride) {
+      const uint4 pairs = eight(base, begin + lane * kOfLane, aligned);
+#pragma unroll 1
+      for (int e = 0; e < kOfLane; e++) {
+        const uint32_t word = e < 4 ? (e < 2 ? pairs.x : pairs.y) : (e < 6 ? pairs.z : pairs.w);
+        const float logit = widen(static_cast<uint16_t>(word >> (16 * (e % 2))));
+        best = max(best, survivors(rule, latent, begin + e, logit, bias, largest, needed));
       }
     }
     if (lane == 0 && best) red_max_relaxed(&mail.found[order.number - 1], best);
+    return known;
   }
 
  private:
-  // One warp, 32 neighbouring rows: the best key of those that can reach the order `needed`.
-  __device__ uint64_t survivors(const Rule& rule, const uint4& latent, int first, int row, float logit, float bias, float largest,
+  // One warp: the key of a row of which `entry` has only the lower bits.
+  __device__ uint64_t scored(const Rule& rule, const uint4& latent, const uint16_t* base, uint64_t entry) const {
+    const uint32_t row = certified_row(entry);
+    float sum = dot(__ldg(p.walk.weights + static_cast<int64_t>(row) * 32 + threadIdx.x % 32), latent);
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, distance));
+    return certified_key(rule.order(Rule::corrected(sum, widen(__ldg(base + row))), rule.noise(row)), row, certified_place(entry));
+  }
+
+  // Base logits of eight rows; anything past the vocabulary.
+  __device__ uint4 eight(const uint16_t* base, int row, bool aligned) const {
+    if (aligned && row + kOfLane <= p.walk.vocab) return __ldg(reinterpret_cast<const uint4*>(base + row));
+    uint32_t words[4] = {};
+#pragma unroll
+    for (int e = 0; e < kOfLane; e++)
+      if (row + e < p.walk.vocab) words[e / 2] |= static_cast<uint32_t>(__ldg(base + row + e)) << (16 * (e % 2));
+    return make_uint4(words[0], words[1], words[2], words[3]);
+  }
+
+  // One warp, every eighth row from `first` on, one of each lane: the best key of those that can reach the order `needed`.
+  __device__ uint64_t survivors(const Rule& rule, const uint4& latent, int first, float logit, float bias, float largest,
                                 uint32_t needed) const {
     const Params& walk = p.walk;
-    const int lane = threadIdx.x % 32;
+    const int lane = threadIdx.x % 32, row = first + kOfLane * lane;
     const float noise = rule.noise(row);
     const float reach = rule.greedy ? logit : row_score(logit, rule.inverse, noise);
     const bool can = row < walk.vocab && rule.bound(fmaxf(reach, kMinusInfinity), bias, largest) >= needed;
@@ -85,7 +104,7 @@ struct Search {
       for (int n = 0; n < kAtOnce; n++) {
         lanes[n] = votes ? __ffs(votes) - 1 : -1;
         votes &= votes - 1;
-        const int of = first + (lanes[n] < 0 ? lanes[0] : lanes[n]);
+        const int of = first + kOfLane * (lanes[n] < 0 ? lanes[0] : lanes[n]);
         weights[n] = __ldg(walk.weights + static_cast<int64_t>(of) * 32 + lane);
       }
 #pragma unroll
@@ -98,7 +117,7 @@ struct Search {
       for (int n = 0; n < kAtOnce; n++) {
         if (lanes[n] < 0) break;
         const uint32_t score = rule.order(Rule::corrected(sum[n], __shfl_sync(~0u, logit, lanes[n])), __shfl_sync(~0u, noise, lanes[n]));
-        best = max(best, certified_key(score, first + lanes[n], 0));
+        best = max(best, certified_key(score, first + kOfLane * lanes[n], 0));
       }
     }
     return best;

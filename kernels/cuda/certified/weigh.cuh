@@ -15,64 +15,47 @@ struct Weigh {
   using Set = typename Pick<S>::Set;
   static constexpr int kThreads = 32 * S.warps;
   static constexpr int kTiles = S.candidates / 16;          // of 16 candidates, one a warp
-  static constexpr int kHalves = S.warps / kTiles;          // warps that share a tile, each with its part of the previous tokens
-  static constexpr int kRowTiles = S.block / 16 / kHalves;  // of 16 previous tokens, of a warp
+  static constexpr int kShares = S.warps / kTiles, kRows = S.block / 16;
+  static constexpr int kHalves = kShares < kRows ? kShares : kRows;  // warps that share a tile, each with its part of the previous tokens
+  static constexpr int kRowTiles = kRows / kHalves;         // of 16 previous tokens, of a warp
   static constexpr int kLatentBytes = 2 * kRank256 + 64;    // 36 chunks apart, so that eight lanes meet eight groups of banks
-  static constexpr int kListLoads = S.block * S.list / kThreads;
-  static_assert(kTiles * kHalves == S.warps && kRowTiles * kHalves * 16 == S.block);
-  static_assert(S.list % 32 == 0 && kListLoads * kThreads == S.block * S.list);
+  static constexpr int kListParts = S.list / 32, kListLoads = S.block * S.list / kThreads, kAtOnce = kListLoads < 4 ? kListLoads : 4;
+  static_assert(kHalves > 0 && kRowTiles * kHalves * 16 == S.block);
+  static_assert(S.list % 32 == 0 && kListLoads * kThreads == S.block * S.list && kListLoads % kAtOnce == 0);
+  static_assert(kTiles + kListParts <= 32, "a lane each");
 
   struct Smem {
     alignas(16) uint8_t latents[S.block * kLatentBytes];
-    uint64_t best[kTiles + 1][S.block];  // of every tile, and of the list
+    uint64_t best[kTiles + kListParts][S.block];  // of every tile, and of every 32 rows of a list
     float base[S.candidates];
     float noise[S.candidates];
-    uint32_t previous[S.block];
-    float bound[S.block];  // of what their lists leave out
+    uint32_t previous[S.block];  // kNoRow where there is none
+    float bound[S.block];        // of what their lists leave out
   };
 
   const CertifiedParams& p;
-  const Rule rule;
+  const Rule& rule;  // in shared memory
   const uint16_t* base;  // of this step
   const Set& set;
   Smem& smem;
   uint4 weights[2][8];
 
-  // All threads: gather W2 rows of the candidates. A barrier must follow before `block`.
-  __device__ void gather() {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-      const uint32_t place = warp % kTiles * 16 + half * 8 + g;
-      const uint32_t row = place < set.count ? set.row[place] : 0;
-      const uint4* source = p.walk.weights + static_cast<int64_t>(row) * (kRank256 / 8) + t;
-#pragma unroll
-      for (int i = 0; i < 8; i++) weights[half][i] = __ldg(source + 4 * i);
-    }
-#pragma unroll 1
-    for (int place = threadIdx.x; place < S.candidates; place += kThreads) {
-      const bool there = place < set.count;
-      if constexpr (S.sampling) {
-        smem.base[place] = there ? widen(base[set.row[place]]) : kMinusInfinity;
-        smem.noise[place] = there ? rule.noise(set.row[place]) : 0.0f;
-      } else {
-        smem.base[place] = there ? unordered(set.order[place]) : kMinusInfinity;
-      }
-    }
-  }
-
-  // All threads: `count` previous tokens in smem.previous (the others anything valid). Then smem.best[kTiles] holds the best keys. Begins
-  // after a barrier and ends with one.
-  __device__ void block(int count) {
+  // All threads: what follows each of the first `count` previous tokens in smem.previous, told once by `done(place, key, proved)`. The first block
+  // gathers the candidates' rows too. Begins after a barrier; the caller's must follow.
+  template <class Done>
+  __device__ void block(int count, bool gathers, Done&& done) {
     const int thread = fresh_thread();
-    if (thread < count) smem.bound[thread] = __ldg(p.list_bound + smem.previous[thread]);  // asked for early: it comes from memory
+    Listed listed = ask(count, 0);  // first, for base logits wait for rows
+    if (thread < count) smem.bound[thread] = __ldg(p.list_bound + previous(thread));
 #pragma unroll 1
-    for (int i = thread; i < S.block * 32; i += kThreads) {
-      if (i / 32 >= count) break;
+    for (int i = thread; i < count * 32; i += kThreads)  // whole warps
       copy_async_16(smem.latents + i / 32 * kLatentBytes + i % 32 * 16,
-                    p.walk.latents + (static_cast<int64_t>(smem.previous[i / 32]) * 32 + i % 32) * 16);
-    }
-    lists(count);
+                    p.walk.latents + (static_cast<int64_t>(previous(i / 32)) * 32 + i % 32) * 16);
+    if (gathers) gather();
+    judge(listed, count, 0);
+#pragma unroll 1
+    for (int first = kAtOnce; first < kListLoads; first += kAtOnce) judge(ask(count, first), count, first);
+    phase<S>(p, Phase::kListed);
     copy_async_wait();
     __syncthreads();
     phase<S>(p, Phase::kGathered);
@@ -81,73 +64,91 @@ struct Weigh {
     phase<S>(p, Phase::kMultiplied);
 #pragma unroll 1
     for (int i = thread / 32; i < count; i += S.warps) {
-      uint64_t best = thread % 32 <= kTiles ? smem.best[thread % 32][i] : 0;
-#pragma unroll
-      for (int distance = 16; distance > 0; distance /= 2) best = max(best, __shfl_xor_sync(~0u, best, distance));
-      if (thread % 32 == 0) smem.best[kTiles][i] = best;
+      const uint64_t own = thread % 32 < kTiles + kListParts ? smem.best[thread % 32][i] : 0;
+      const uint64_t best = over_warp(own);
+      if (thread % 32 == 0) done(i, best, proved(i, best));
     }
-    __syncthreads();
-  }
-
-  // Whether the best key of previous token `i` is proved to be the step's.
-  __device__ bool proved(int i) const {
-    constexpr uint32_t kPlusInf = 0xFF800000u;  // of more than it no number has the order
-    const float outside = set.outside ? unordered(min(set.outside, kPlusInf)) : kMinusInfinity;
-    const uint64_t best = smem.best[kTiles][i];
-    return best != 0 && certified_order(best) > rule.bound(outside, smem.bound[i], S.sampling ? set.largest : 0.0f);
   }
 
  private:
-  __device__ void lists(int count) {
-    constexpr int kAtOnce = kListLoads < 4 ? kListLoads : 4;
+  // All threads: gather W2 rows of the candidates.
+  __device__ void gather() {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const bool multiplies = warp < kTiles * kHalves;
+#pragma unroll
+    for (int half = 0; half < 2 && multiplies; half++) {
+      const uint32_t row = set.row[warp % kTiles * 16 + half * 8 + g];
+      const uint4* source = p.walk.weights + static_cast<int64_t>(row == kNoRow ? 0 : row) * (kRank256 / 8) + t;
+#pragma unroll
+      for (int i = 0; i < 8; i++) weights[half][i] = __ldg(source + 4 * i);
+    }
 #pragma unroll 1
-    for (int first = 0; first < kListLoads; first += kAtOnce) list_entries<kAtOnce>(count, first);
+    for (int place = threadIdx.x; place < S.candidates; place += kThreads) {
+      const uint32_t row = set.row[place];
+      if constexpr (S.sampling) {
+        smem.base[place] = row != kNoRow ? widen(base[row]) : kMinusInfinity;
+        smem.noise[place] = row != kNoRow ? rule.noise(row) : 0.0f;
+      } else {
+        smem.base[place] = row != kNoRow ? widen(bf16_of_upper(set.upper[place])) : kMinusInfinity;
+      }
+    }
   }
 
-  template <int kAtOnce>
-  __device__ void list_entries(int count, int first) {
-    const int lane = threadIdx.x % 32;
+  // Row 0 stands for none.
+  __device__ uint32_t previous(int i) const { return smem.previous[i] == kNoRow ? 0 : smem.previous[i]; }
+
+  // The largest of a warp.
+  __device__ static uint64_t over_warp(uint64_t own) {
+    const uint32_t upper = own >> 32, most = __reduce_max_sync(~0u, upper);
+    return static_cast<uint64_t>(most) << 32 | __reduce_max_sync(~0u, upper == most ? static_cast<uint32_t>(own) : 0u);
+  }
+
+  // Whether this key of previous token `i` is proved to be the step's.
+  __device__ bool proved(int i, uint64_t best) const {
+    const float largest = S.sampling ? __uint_as_float(set.largest) : 0.0f;
+    return best != 0 && certified_order(best) > rule.bound(rule.most_of_upper(set.outside), smem.bound[i], largest);
+  }
+
+  // Entries of lists that a thread has under way.
+  struct Listed {
     int32_t row[kAtOnce];
-    uint16_t bias[kAtOnce], logit[kAtOnce];
-    const auto entry = [&](int j) { return static_cast<int>(threadIdx.x) + (first + j) * kThreads; };
+    uint16_t bias[kAtOnce];
+  };
+  __device__ static int entry(int first, int j) { return static_cast<int>(threadIdx.x) + (first + j) * kThreads; }
+
+  __device__ Listed ask(int count, int first) const {
+    Listed listed{};
 #pragma unroll
     for (int j = 0; j < kAtOnce; j++) {
-      const int previous = entry(j) / S.list;
-      const int64_t at = static_cast<int64_t>(smem.previous[previous < count ? previous : 0]) * S.list + entry(j) % S.list;
-      row[j] = __ldg(p.list_rows + at);
-      bias[j] = __ldg(p.list_biases + at);
+      if (entry(first, j) / S.list >= count) break;
+      const int64_t at = static_cast<int64_t>(previous(entry(first, j) / S.list)) * S.list + entry(first, j) % S.list;
+      listed.row[j] = __ldg(p.list_rows + at);
+      listed.bias[j] = __ldg(p.list_biases + at);
     }
-#pragma unroll
-    for (int j = 0; j < kAtOnce; j++) logit[j] = __ldg(base + row[j]);
-#pragma unroll
-    for (int j = 0; j < kAtOnce; j++) {
-      float low = __fadd_rn(widen(logit[j]), widen(bias[j])), high = 0.0f;  // the bias is rounded already
-      round_bf16(low, high);
-      const uint32_t order = rule.order(low, rule.noise(row[j]));
-      const uint32_t best = __reduce_max_sync(~0u, order);
-      const uint32_t lowest = ~__reduce_max_sync(~0u, order == best ? ~static_cast<uint32_t>(row[j]) : 0u);
-      constexpr int kRounds = S.list / 32;
-      const int i = entry(j) / 32;  // 32 entries of one list
-      if (lane == 0 && i / kRounds < count) list_best(i / kRounds, i % kRounds) = certified_key(best, lowest, 0);
-    }
+    return listed;
   }
 
-  // Parts of a list's best wait where tiles' will be: products come behind a barrier.
-  __device__ uint64_t& list_best(int previous, int part) const { return smem.best[part][previous]; }
+  __device__ void judge(const Listed& listed, int count, int first) const {
+    uint16_t logit[kAtOnce];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; j++) logit[j] = __ldg(base + listed.row[j]);
+#pragma unroll
+    for (int j = 0; j < kAtOnce; j++) {
+      if (entry(first, j) / S.list >= count) break;  // whole warps
+      float low = __fadd_rn(widen(logit[j]), widen(listed.bias[j])), high = 0.0f;  // the bias is rounded already
+      round_bf16(low, high);
+      const uint32_t order = rule.order(low, rule.noise(listed.row[j]));
+      const uint32_t best = __reduce_max_sync(~0u, order);
+      const uint32_t lowest = ~__reduce_max_sync(~0u, order == best ? ~static_cast<uint32_t>(listed.row[j]) : 0u);
+      const int part = entry(first, j) / 32;  // 32 entries of one list
+      if (threadIdx.x % 32 == 0) smem.best[kTiles + part % kListParts][part / kListParts] = certified_key(best, lowest, 0);
+    }
+  }
 
   __device__ void products(int count) {
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
     const int tile = warp % kTiles, first = warp / kTiles * kRowTiles;
-    if (warp == 0) {
-#pragma unroll 1
-      for (int i = lane; i < count; i += 32) {
-        uint64_t best = 0;
-#pragma unroll
-        for (int part = 0; part < S.list / 32; part++) best = max(best, list_best(i, part));
-        smem.best[kTiles][i] = best;
-      }
-    }
-    __syncthreads();
+    if (warp >= kTiles * kHalves) return;
 #pragma unroll 1
     for (int r = first; r < first + kRowTiles; r++) {
       if (r * 16 >= count) break;
@@ -174,9 +175,10 @@ struct Weigh {
           Rule::corrected(s[0], s[1], smem.base[place], smem.base[place + 1]);
 #pragma unroll
           for (int c = 0; c < 2; c++) {
-            if (place + c >= set.count) continue;
+            const uint32_t row = set.row[place + c];
+            if (row == kNoRow) continue;
             const float noise = S.sampling ? smem.noise[place + c] : 0.0f;
-            best = max(best, certified_key(rule.order(s[c], noise), set.row[place + c], place + c + 1));
+            best = max(best, certified_key(rule.order(s[c], noise), row, place + c + 1));
           }
         }
         best = max(best, __shfl_xor_sync(~0u, best, 1));

@@ -26,6 +26,11 @@ __device__ inline uint32_t equal_bf16x2(uint32_t a, uint32_t b) {
   return __heq2_mask(*reinterpret_cast<const __nv_bfloat162*>(&a), *reinterpret_cast<const __nv_bfloat162*>(&b));
 }
 
+// All bits of each half where `a` is at least `b`, which neither is if it is NaN.
+__device__ inline uint32_t reach_bf16x2(uint32_t a, uint32_t b) {
+  return __hge2_mask(*reinterpret_cast<const __nv_bfloat162*>(&a), *reinterpret_cast<const __nv_bfloat162*>(&b));
+}
+
 // Two fp32 to bf16 and back.
 __device__ inline void round_bf16(float& low, float& high) {
   const uint32_t bits = pack_bf16(low, high);

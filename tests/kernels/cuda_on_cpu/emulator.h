@@ -195,6 +195,7 @@ inline uint32_t __ballot_sync(uint32_t, bool vote) {
   return votes;
 }
 inline bool __any_sync(uint32_t mask, bool vote) { return __ballot_sync(mask, vote) != 0; }
+inline bool __all_sync(uint32_t mask, bool vote) { return __ballot_sync(mask, vote) == ~0u; }
 inline uint32_t __reduce_max_sync(uint32_t, uint32_t value) {
   const uint64_t word = value;
   emulator::exchange(&word, 1);

@@ -128,7 +128,10 @@ inline void load_relaxed_x2(const uint64_t* global, uint64_t& a, uint64_t& b) {
   });
   a = own.result[0][lane], b = own.result[1][lane];
 }
-inline uint64_t load_relaxed(const uint64_t* global) { return *global; }
+inline uint64_t load_relaxed(const uint64_t* global) {
+  emulator::yield();  // as above
+  return *global;
+}
 inline void store_relaxed(uint64_t* global, uint64_t value) { *global = value; }
 inline void store_release(uint64_t* global, uint64_t value) { *global = value; }
 inline void red_max_relaxed(uint64_t* global, uint64_t value) { *global = std::max(*global, value); }
