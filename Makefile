@@ -74,6 +74,7 @@ bench: $(TESTING) ## measure all that the figures need on this machine's GPU, in
 	$(PY) -m experiments.run experiment=quantization device=$(DEVICE) inputs=trained pair=qwen_vocab
 	$(PY) -m experiments.run experiment=walk_latency device=$(DEVICE) inputs=trained pair=qwen_vocab 'experiment.batches=[1,16,64]'
 	$(PY) -m experiments.run experiment=certified device=$(DEVICE) head=markov_v152k
+	$(PY) -m experiments.run experiment=certified device=$(DEVICE) head=markov_v248k 'experiment.steps=[15]'
 	$(PY) -m experiments.run experiment=certified device=$(DEVICE) inputs=trained pair=qwen_vocab 'experiment.temperatures=[0,1]'
 	$(PY) -m experiments.run experiment=certified device=$(DEVICE) inputs=trained pair=qwen_vocab 'experiment.batches=[64]' 'experiment.steps=[7]'
 	$(PY) -m experiments.run experiment=acceptance device=$(DEVICE) pair=qwen_vocab
