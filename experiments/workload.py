@@ -148,10 +148,10 @@ class Workload:
         """Up to `count` sets; the first `steps` tokens of each differ from those of the one before, so that an answer to one is wrong for the next at any
         such length and any batch."""
         kept: list[WalkInputs] = []
-        last = torch.empty(0)
+        last: Tensor | None = None
         for given in islice(drawn, count + _REFUSED):
             tokens = walk(self.head, _prefix(given, steps, 1), Rounding.TWICE).tokens
-            if not torch.equal(tokens, last):
+            if last is None or not torch.equal(tokens, last):
                 kept.append(given)
                 last = tokens
             if len(kept) == count:
