@@ -261,6 +261,7 @@ struct Certified {
     if (smem.proved) {
       conclude();
     } else {
+      smem.settled += !S.tables;  // counted already, where a table did not settle it
       smem.order = {smem.order.number + 1, static_cast<uint32_t>(step), smem.at.previous, smem.best};
       smem.order.post(mail(request()));
     }
