@@ -20,7 +20,6 @@ from figures.style import styled
 OUTPUT = RESULTS.parent / "paper" / "figures"
 DEVICE = "h200"
 DEVICES = RESULTS.parent / "configs" / "device"
-AWAITED = (16, 17)  # figures whose question has not been put to the hardware yet: without a record they fail only if they are asked for
 
 
 def known_figures() -> dict[int, str]:
@@ -70,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"no figure {unknown[0]}; there are {', '.join(map(str, known))}")
     if arguments.device not in known_devices():
         parser.error(f"no device {arguments.device}; there are {', '.join(known_devices())}")
-    failures, awaited = [], () if arguments.numbers else AWAITED
+    failures = []
     try:
         os.listdir(arguments.results)  # a folder that is not there must not look like one without records
         for number in arguments.numbers or known:
@@ -78,10 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 for path in draw(known[number], arguments.results, arguments.output, arguments.device):
                     print(path)
             except (MissingResults, InvalidRun, KeyError) as error:
-                if isinstance(error, MissingResults) and number in awaited:
-                    print(f"figure {number} is not drawn yet: {error.args[0]}", file=sys.stderr)
-                else:
-                    failures.append(f"figure {number}: {error.args[0]}")
+                failures.append(f"figure {number}: {error.args[0]}")
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         print(f"{reason}; give --results that may be read and an --output folder that may be written.", file=sys.stderr)

@@ -33,7 +33,7 @@ def draw(results: Path, device: str) -> Figure:
     figure = plt.figure(figsize=(PAGE_IN, 4.2))
     foot = note(figure, _foot(found, device))
     grid = figure.add_gridspec(
-        len(TEMPERATURES), len(FAMILIES), left=0.068, right=0.99, bottom=foot + 0.085, top=0.865, wspace=0.06, hspace=0.13
+        len(TEMPERATURES), len(FAMILIES), left=0.068, right=0.99, bottom=foot + 0.085, top=0.845, wspace=0.06, hspace=0.13
     )
     lengths = sorted({cell.steps for cell in found})
     for row, temperature in enumerate(TEMPERATURES):
@@ -94,7 +94,7 @@ def _draw_arm(axes: Axes, arm: str, cells: Mapping[int, Measured]) -> None:
     axes.fill_between(steps, low, high, color=style.color, alpha=0.25, linewidth=0, zorder=3, gid=f"band {arm}")
     axes.vlines(steps, low, high, color=style.color, linewidth=0.9, zorder=3 + above, gid=f"bars {arm}")
     axes.plot(
-        steps, [each.median_us.value for each in rounds], f"{style.marker}-", color=style.color, markersize=4.6 if arm == CERTIFIED else 2.9,
+        steps, [each.median_us.value for each in rounds], marker=style.marker, color=style.color, markersize=4.6 if arm == CERTIFIED else 2.9,
         markeredgewidth=0, linewidth=0.9, zorder=4 + above, gid=f"median {arm}",
     )  # fmt: skip
 
@@ -110,7 +110,7 @@ def _legend(figure: Figure, found: Found) -> None:
         Patch(facecolor=MUTED, alpha=0.25, label="10 to 90 % of the rounds"),
         Line2D([], [], color=MUTED, linestyle="--", linewidth=0.8, label="floor"),
     ]
-    figure.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.53, 1.005), ncols=4, frameon=False, columnspacing=1.6)
+    figure.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.53, 1.005), ncols=3, frameon=False, columnspacing=1.6)
 
 
 def _foot(found: Found, device: str) -> str:
