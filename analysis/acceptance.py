@@ -2,7 +2,7 @@
 
 Acceptance length is tokens a round: what the target accepted and the one that it adds. An arm's is sum(tokens) / sum(rounds) over prompts and
 passes. Of sampled rounds a record may also say how many tokens were expected to pass, given the draft; they count then, for their mean is the same and
-their variance half. a prompt is drawn whole by the bootstrap (analysis/clusters.py). The change is then tested for equivalence with the margin MARGIN.
+their variance a fifth. A prompt is drawn whole by the bootstrap (analysis/clusters.py). The change is then tested for equivalence with the margin MARGIN.
 """
 
 from __future__ import annotations

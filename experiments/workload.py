@@ -156,7 +156,7 @@ class Workload:
                 last = tokens
             if len(kept) == count:
                 return kept
-        if len(kept) > 1:
+        if len(kept) > 1 or last is None:
             return kept
         raise ConfigError(
             f"inputs: all sets of {self.config.head.name} give the same first token, {int(last[0, 0])}; "

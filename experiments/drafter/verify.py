@@ -25,8 +25,9 @@ class Rule(StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """accepted: [batch] how many of the drafted tokens, from the first on; bonus: [batch] the target's own token after them; expected: [batch] float64, the
-    mean of `accepted` over the coins, for this draft. It has the same mean over drafts, and half the variance."""
+    """accepted: [batch] how many of the drafted tokens, from the first on; bonus: [batch] the target's own token after them; expected: [batch] float64, how
+    many were expected to pass: of every token the mean over the coins and over what might have been drawn in its place, given those drawn before it.
+    Over drafts it has the mean of `accepted`, if tokens are drawn from what the draft states, and a fifth of its variance."""
 
     accepted: Tensor
     bonus: Tensor
@@ -46,12 +47,13 @@ def verify_sampled(tokens: Tensor, draft: Tensor, target: Tensor, temperature: f
     tokens: [batch, steps], drawn from softmax(draft / temperature); draft: [batch, steps, vocab] corrected logits; target: as above;
     temperature: > 0; coins: [batch, steps + 1] float64 uniform in [0, 1), the last for the bonus.
     """
-    p, q = (_log_softmax_at(logits[:, : tokens.shape[1]], tokens, temperature) for logits in (target, draft))
+    (p, q), both = _log_probabilities(tokens, draft, target[:, : tokens.shape[1]], temperature)
     coin = coins[:, :-1]
     passes = coin * q.exp() < p.exp() if rule is Rule.SGLANG else p > coin.log() + q
     accepted = _leading(passes)
-    # A token passes with probability min(1, p / q), so all up to it with the product.
-    expected = (p - q).exp().nan_to_num(0.0).clamp(max=1.0).cumprod(dim=1).sum(dim=1)
+    # A token that was drawn passes with probability min(1, p / q), all before one with the product; one yet to be drawn with sum min(p, q).
+    passed = (p - q).exp().nan_to_num(0.0).clamp(max=1.0).cumprod(dim=1)
+    expected = (functional.pad(passed, (1, -1), value=1.0) * both).sum(dim=1)
     rest = _softmax_after(target, accepted, temperature)
     rejected = _softmax_after(draft, accepted.clamp(max=tokens.shape[1] - 1), temperature).nan_to_num(0.0)
     whole = accepted == tokens.shape[1]  # nothing was drafted after the last: its bonus is drawn from p
@@ -80,12 +82,13 @@ def _reach(masses: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
     return place, goal - before
 
 
-def _log_softmax_at(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
-    """[batch, steps] float64 log-probabilities of `tokens` under logits [batch, steps, vocab], summed in fp32 as the engines do. A row whose mass
-    is infinite or NaN gives probability 0."""
-    scaled = logits.float() / temperature
-    own = scaled.gather(2, tokens[:, :, None])[:, :, 0]
-    return (own - scaled.logsumexp(dim=2)).double().nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+def _log_probabilities(tokens: Tensor, draft: Tensor, target: Tensor, temperature: float) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """Log-probabilities [batch, steps] of `tokens` under target and draft, logits [batch, steps, vocab], and the mass that the two distributions share. All
+    float64, summed in fp32 as the engines do. A row whose mass is infinite or NaN gives probability 0."""
+    rows = [logits.float() / temperature for logits in (target, draft)]
+    rows = [row - row.logsumexp(dim=2, keepdim=True) for row in rows]
+    p, q = (row.gather(2, tokens[:, :, None])[:, :, 0].double().nan_to_num(nan=-torch.inf, neginf=-torch.inf) for row in rows)
+    return (p, q), torch.minimum(*rows).exp().sum(dim=2).double().nan_to_num(0.0)
 
 
 def _softmax_after(logits: Tensor, accepted: Tensor, temperature: float) -> Tensor:
