@@ -86,8 +86,8 @@ struct Certified {
     for (int i = blockIdx.x * kThreads + threadIdx.x; i < words; i += gridDim.x * kThreads) other[i] = 0;
   }
 
-  // Every warp its slices. The first one is asked for before the CTA knows the launch's round, which comes from memory too; where a warp has
-  // room for two, the next one while it looks through the last.
+  // Every warp its slices. The first one is asked for before the CTA knows the launch's round, which comes from memory too; where a warp
+  // has room for two, the next one while it looks through the last.
   template <class Begin>
   __device__ void offer(Begin&& begin) const {
     const Offer<S> offer{p, smem.offers[threadIdx.x / 32]};
@@ -144,8 +144,8 @@ struct Certified {
     return {order.number == kDismissed ? Job::kDone : Job::kSearch, request(), static_cast<int>(order.step), 0};
   }
 
-  // The first warp of a leader: follow the table as far as it goes. Lane k keeps the entry of step k, so that no step waits for a store. What was
-  // weighed but not proved is searched at once; the team works out the score of its entry, which the table does not hold.
+  // The first warp of a leader: follow the table as far as it goes. Lane k keeps the entry of step k, so that no step waits for a store.
+  // What was weighed but not proved is searched at once; the team works out the score of its entry, which the table does not hold.
   __device__ Job follow() const {
     int step = smem.at.step, place = smem.at.place;
     uint32_t previous = smem.at.previous, mine = 0, entry = 0;
@@ -232,7 +232,7 @@ struct Certified {
       if (extras && first >= smem.extras) break;
       if (thread < S.block) {
         const uint32_t only = settles ? smem.at.previous : anchor(job.request);
-        const uint32_t named = extras ? (first + thread < smem.extras ? smem.named[first + thread] : kNoRow)
+        const uint32_t named = extras  ? (first + thread < smem.extras ? smem.named[first + thread] : kNoRow)
                                : alone ? (thread == 0 ? only : kNoRow)
                                        : smem.sets[1].row[start + first + thread];
         smem.weigh.previous[thread] = named;

@@ -62,7 +62,8 @@ __device__ inline void await_tagged(uint32_t round, Address&& address, uint32_t 
     }
     there = true;
 #pragma unroll
-    for (int j = 0; j < kCount; j++) there &= static_cast<uint32_t>(found[j] >> 32) == round + 1, words[j] = static_cast<uint32_t>(found[j]);
+    for (int j = 0; j < kCount; j++)
+      there &= static_cast<uint32_t>(found[j] >> 32) == round + 1, words[j] = static_cast<uint32_t>(found[j]);
     WTS_COUNT_POLL(polls, kCount)
   } while (!__all_sync(~0u, there));
 }

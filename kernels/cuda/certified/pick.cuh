@@ -1,12 +1,12 @@
 // The candidates of a step: of all rows that its slices offer, those above a threshold that leaves as many as there is room for.
 //
 // Every CTA that needs the candidates of a step picks them again from what was offered, in the same order, so that places agree: it costs
-// less than another exchange. A warp has its share of the slices and of the places, and its own threshold, so warps need not meet: 8 of them
-// prove 99.1 % of the steps of a trained drafter, where one threshold for all rows would prove 99.3. The best rows have the first places, the others come
-// from the last one on; places between may stay empty.
+// less than another exchange. A warp has its share of the slices and of the places, and its own threshold, so warps need not meet: 8 of
+// them prove 99.1 % of the steps of a trained drafter, where one threshold for all rows would prove 99.3. The best rows have the first
+// places, the others come from the last one on; places between may stay empty.
 //
-// All lanes of a warp take equally many turns of every loop here: where they did not, ptxas 13.0.88 left out what brings them together again
-// (BSSY, WARPSYNC), and a warp that came to a barrier in two parts was counted twice. That build read counts before they were there.
+// All lanes of a warp take equally many turns of every loop here: where they did not, ptxas 13.0.88 left out what brings them together
+// again (BSSY, WARPSYNC), and a warp that came to a barrier in two parts was counted twice. That build read counts before they were there.
 #pragma once
 #include "certified/offer.cuh"
 
@@ -16,7 +16,7 @@ constexpr uint32_t kNoRow = ~0u;
 
 template <CertifiedShape S>
 struct Pick {
-  static constexpr int kWarps = S.warps / 2;  // half a CTA
+  static constexpr int kWarps = S.warps / 2;                                                    // half a CTA
   static constexpr int kSlices = (S.slices + kWarps - 1) / kWarps, kLoads = (kSlices + 1) / 2;  // of a warp; of a lane
   static constexpr int kPlaces = S.candidates / kWarps, kFirst = S.previous / kWarps;
   static constexpr bool kAllLead = S.previous == S.candidates;

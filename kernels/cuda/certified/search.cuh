@@ -38,7 +38,8 @@ struct Search {
 
   const CertifiedParams& p;
 
-  // All threads of CTA `member` of the team: the best keys of its rows that can reach the order of `best` go to `mail.found`. The key of `best`.
+  // All threads of CTA `member` of the team: the best keys of its rows that can reach the order of `best` go to `mail.found`. The key of
+  // `best`.
   __device__ uint64_t run(int request, const Order& order, int member, float largest, uint32_t round, Mail& mail) const {
     const Params& walk = p.walk;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;

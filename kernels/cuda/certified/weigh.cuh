@@ -14,11 +14,11 @@ struct Weigh {
   using Rule = RowRule<S.sampling>;
   using Set = typename Pick<S>::Set;
   static constexpr int kThreads = 32 * S.warps;
-  static constexpr int kTiles = S.candidates / 16;          // of 16 candidates, one a warp
+  static constexpr int kTiles = S.candidates / 16;  // of 16 candidates, one a warp
   static constexpr int kShares = S.warps / kTiles, kRows = S.block / 16;
   static constexpr int kHalves = kShares < kRows ? kShares : kRows;  // warps that share a tile, each with its part of the previous tokens
-  static constexpr int kRowTiles = kRows / kHalves;         // of 16 previous tokens, of a warp
-  static constexpr int kLatentBytes = 2 * kRank256 + 64;    // 36 chunks apart, so that eight lanes meet eight groups of banks
+  static constexpr int kRowTiles = kRows / kHalves;                  // of 16 previous tokens, of a warp
+  static constexpr int kLatentBytes = 2 * kRank256 + 64;             // 36 chunks apart, so that eight lanes meet eight groups of banks
   static constexpr int kListParts = S.list / 32, kListLoads = S.block * S.list / kThreads, kAtOnce = kListLoads < 4 ? kListLoads : 4;
   static_assert(kHalves > 0 && kRowTiles * kHalves * 16 == S.block);
   static_assert(S.list % 32 == 0 && kListLoads * kThreads == S.block * S.list && kListLoads % kAtOnce == 0);
@@ -34,14 +34,14 @@ struct Weigh {
   };
 
   const CertifiedParams& p;
-  const Rule& rule;  // in shared memory
+  const Rule& rule;      // in shared memory
   const uint16_t* base;  // of this step
   const Set& set;
   Smem& smem;
   uint4 weights[2][8];
 
-  // All threads: what follows each of the first `count` previous tokens in smem.previous, told once by `done(place, key, proved)`. The first block
-  // gathers the candidates' rows too. Begins after a barrier; the caller's must follow.
+  // All threads: what follows each of the first `count` previous tokens in smem.previous, told once by `done(place, key, proved)`. The
+  // first block gathers the candidates' rows too. Begins after a barrier; the caller's must follow.
   template <class Done>
   __device__ void block(int count, bool gathers, Done&& done) {
     const int thread = fresh_thread();
@@ -134,7 +134,7 @@ struct Weigh {
     for (int j = 0; j < kAtOnce; j++) logit[j] = __ldg(base + listed.row[j]);
 #pragma unroll
     for (int j = 0; j < kAtOnce; j++) {
-      if (entry(first, j) / S.list >= count) break;  // whole warps
+      if (entry(first, j) / S.list >= count) break;                                // whole warps
       float low = __fadd_rn(widen(logit[j]), widen(listed.bias[j])), high = 0.0f;  // the bias is rounded already
       round_bf16(low, high);
       const uint32_t order = rule.order(low, rule.noise(listed.row[j]));

@@ -105,7 +105,9 @@ def test_what_is_expected_to_pass_has_the_mean_of_what_passes_and_less_variance(
         drafted = torch.stack([torch.multinomial(row.softmax(1), 1, generator=generator)[:, 0] for row in draft.unbind(1)], dim=1)
         coins = torch.rand(16, 4, generator=generator, dtype=torch.float64)
         verdict = verify_sampled(drafted, draft, target, 1.0, coins, rule)
-        assert torch.equal(verify_sampled(drafted, draft, target, 1.0, 1 - coins, rule).expected, verdict.expected), "it does not depend on the coins"
+        assert torch.equal(verify_sampled(drafted, draft, target, 1.0, 1 - coins, rule).expected, verdict.expected), (
+            "it does not depend on the coins"
+        )
         accepted[trial], expected[trial] = verdict.accepted, verdict.expected
     error = (accepted - expected).std(dim=0) / 4000**0.5
     assert ((accepted - expected).mean(dim=0).abs() <= 5 * error + 1e-6).all()

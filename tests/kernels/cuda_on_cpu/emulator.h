@@ -1,7 +1,8 @@
 // CUDA threads as fibers of one host thread, so that a kernel can be run, not fast but whole, where there is no GPU.
 //
-// A fiber runs until it has to wait: for its warp, its CTA or a word of memory. Warps are never split: collectives want all 32 lanes. Memory is
-// sequentially consistent here, so a missing fence is not seen; a missing barrier, a wrong index, a deadlock and wrong arithmetic are.
+// A fiber runs until it has to wait: for its warp, its CTA or a word of memory. Warps are never split: collectives want all 32 lanes.
+// Memory is sequentially consistent here, so a missing fence is not seen; a missing barrier, a wrong index, a deadlock and wrong arithmetic
+// are.
 #pragma once
 #include <cuda_bf16.h>
 #include <ucontext.h>
@@ -163,7 +164,9 @@ T min(T a, T b) {
   return b < a ? b : a;
 }
 
-inline void __syncthreads() { emulator::meet(*emulator::current->cta, emulator::current->cta->threads, [] {}); }
+inline void __syncthreads() {
+  emulator::meet(*emulator::current->cta, emulator::current->cta->threads, [] {});
+}
 inline void __syncwarp() { emulator::exchange(nullptr, 0); }
 
 template <class T>

@@ -115,8 +115,8 @@ inline uint64_t load_acquire(const uint64_t* global) {
   emulator::yield();  // whoever polls lets others get on
   return *global;
 }
-// All lanes load at one moment, as the instruction does: `KeyCountPair` polls one word with a whole warp and has it act as one. (So a warp of which
-// only some lanes load, as with `Mailboxes`, cannot run here.)
+// All lanes load at one moment, as the instruction does: `KeyCountPair` polls one word with a whole warp and has it act as one. (So a warp
+// of which only some lanes load, as with `Mailboxes`, cannot run here.)
 inline void load_relaxed_x2(const uint64_t* global, uint64_t& a, uint64_t& b) {
   emulator::yield();  // whoever polls lets others get on
   emulator::Warp& own = emulator::warp();
