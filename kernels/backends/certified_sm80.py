@@ -82,7 +82,7 @@ class CertifiedOptions:
     warps:      of a CTA: 16, or 8 with two CTAs a SM; None takes 8 where CTAs have several tables to make
     early:      the pass that writes logits is launched before the walk has ended (programmatic dependent launch; sm_90)
     clocks:     stamp when two CTAs come to the end of each of PHASES
-    spin_limit: polls after which a wait gives up and says so, for tests; 0 waits for ever
+    spin_limit: polls after which a wait gives up and says so, for tests; 0 waits for ever. May spill
     """
 
     candidates: int | None = None
@@ -201,7 +201,7 @@ class CertifiedSm80:
         return layout
 
     def compile(self, layout: CertifiedLayout, device: DeviceSpec) -> Kernel:
-        """Needs no GPU. Rows of W2 take half of the registers, so a layout may spill some of the others: 56 bytes a thread at most of those tried."""
+        """Needs no GPU."""
         fields = cpp(
             warps=layout.warps,
             sampling=layout.sampling,
@@ -231,7 +231,7 @@ class CertifiedSm80:
             params="CertifiedParams",
             ctas_per_sm=layout.ctas // device.sms,
         )
-        return build(source, _ENTRY, device.arch, allow_spills=True)
+        return build(source, _ENTRY, device.arch, allow_spills=self.options.spin_limit > 0)
 
     def prepare(self, head: Head, limits: Limits, device: DeviceSpec) -> CertifiedWalk:
         if self.options.early and device.arch == "sm_80":

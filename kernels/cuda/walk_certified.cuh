@@ -37,7 +37,8 @@ struct Certified {
     typename Offer<S>::Smem offers[S.warps];
     Set sets[2];  // candidates of the job's step and of the one before
     typename Weigher::Smem weigh;
-    RowRule<S.sampling> rule;  // of the step that is weighed: here, for registers are short
+    RowRule<S.sampling> rule;  // of the step that is weighed
+    const uint16_t* base;
     alignas(16) uint32_t table[kCertifiedSteps * S.previous];
     Job job;
     int task;                          // of the next table
@@ -219,8 +220,11 @@ struct Certified {
     }
     phase<S>(p, Phase::kPicked);
     const Set& set = smem.sets[S.tables ? 0 : step % 2];
-    if (thread == 0) smem.rule = RowRule<S.sampling>::of(p.walk, job.request, step, smem.round);  // seen after the next barrier
-    Weigher weigh{p, smem.rule, base(job.request, step), set, smem.weigh, {}};
+    if (thread == 0) {  // seen after the next barrier
+      smem.rule = RowRule<S.sampling>::of(p.walk, job.request, step, smem.round);
+      smem.base = base(job.request, step);
+    }
+    Weigher weigh{p, smem.rule, smem.base, set, smem.weigh, {}};
     constexpr int kOwn = S.previous / S.parts;
     const int start = job.part * kOwn, turns = alone ? 1 : kOwn / S.block;
     const int all = turns + (alone || job.part > 0 ? 0 : S.extras / S.block);

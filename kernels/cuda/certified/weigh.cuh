@@ -34,8 +34,8 @@ struct Weigh {
   };
 
   const CertifiedParams& p;
-  const Rule& rule;      // in shared memory
-  const uint16_t* base;  // of this step
+  const Rule& rule;  // of the step, and its base logits: in shared memory, for registers are short
+  const uint16_t* const& base;
   const Set& set;
   Smem& smem;
   uint4 weights[2][8];
@@ -114,14 +114,15 @@ struct Weigh {
     int32_t row[kAtOnce];
     uint16_t bias[kAtOnce];
   };
-  __device__ static int entry(int first, int j) { return static_cast<int>(threadIdx.x) + (first + j) * kThreads; }
+  __device__ static int entry(int thread, int first, int j) { return thread + (first + j) * kThreads; }
 
   __device__ Listed ask(int count, int first) const {
+    const int thread = fresh_thread();
     Listed listed{};
 #pragma unroll
     for (int j = 0; j < kAtOnce; j++) {
-      if (entry(first, j) / S.list >= count) break;
-      const int64_t at = static_cast<int64_t>(previous(entry(first, j) / S.list)) * S.list + entry(first, j) % S.list;
+      if (entry(thread, first, j) / S.list >= count) break;
+      const int64_t at = static_cast<int64_t>(previous(entry(thread, first, j) / S.list)) * S.list + entry(thread, first, j) % S.list;
       listed.row[j] = __ldg(p.list_rows + at);
       listed.bias[j] = __ldg(p.list_biases + at);
     }
@@ -129,18 +130,19 @@ struct Weigh {
   }
 
   __device__ void judge(const Listed& listed, int count, int first) const {
+    const int thread = fresh_thread();
     uint16_t logit[kAtOnce];
 #pragma unroll
     for (int j = 0; j < kAtOnce; j++) logit[j] = __ldg(base + listed.row[j]);
 #pragma unroll
     for (int j = 0; j < kAtOnce; j++) {
-      if (entry(first, j) / S.list >= count) break;                                // whole warps
+      if (entry(thread, first, j) / S.list >= count) break;                        // whole warps
       float low = __fadd_rn(widen(logit[j]), widen(listed.bias[j])), high = 0.0f;  // the bias is rounded already
       round_bf16(low, high);
       const uint32_t order = rule.order(low, rule.noise(listed.row[j]));
       const uint32_t best = __reduce_max_sync(~0u, order);
       const uint32_t lowest = ~__reduce_max_sync(~0u, order == best ? ~static_cast<uint32_t>(listed.row[j]) : 0u);
-      const int part = entry(first, j) / 32;  // 32 entries of one list
+      const int part = entry(thread, first, j) / 32;  // 32 entries of one list
       if (threadIdx.x % 32 == 0) smem.best[kTiles + part % kListParts][part / kListParts] = certified_key(best, lowest, 0);
     }
   }
