@@ -9,8 +9,9 @@
 //              in step k + 1 is weighed too, while the chase may already be under way
 //   3. chase   one CTA a request follows the table. A token that is not in it is weighed on the spot, a step that is not proved is searched
 //              by the request's team
-// All CTAs are resident. Offers wait for nobody, tables for offers, extra entries for tables of lower tasks, chases for all these, teams
-// for chases: nobody waits for ever.
+// Of many requests no tables are made, for every SM has chains of its own to follow: a CTA a request weighs what follows its token, step
+// after step. All CTAs are resident. Offers wait for nobody, tables for offers, extra entries for tables of lower tasks, chases for all
+// these, teams for chases: nobody waits for ever.
 #pragma once
 #include "certified/offer.cuh"
 #include "certified/search.cuh"
