@@ -148,11 +148,11 @@ class CertifiedLayout:
 
 @register
 class CertifiedSm80:
-    """Greedy and sampling (rule GUMBEL), up to 64 requests, rank 256, any CUDA GPU from Ampere on. Compiled for sm_80 and *not run on this
-    hardware*. See the module's text."""
+    """Greedy and sampling (rule GUMBEL), up to 64 requests, rank 256, any CUDA GPU from Ampere on. For sm_80 and sm_100a it is compiled and
+    *not run on this hardware*. See the module's text."""
 
     name: ClassVar[str] = "certified_sm80"
-    archs: ClassVar[tuple[str, ...]] = ("sm_80", "sm_90a")
+    archs: ClassVar[tuple[str, ...]] = ("sm_80", "sm_90a", "sm_100a")
     nan_rule: ClassVar[NanRule] = NanRule.LOSES
     rounding: ClassVar[Rounding] = Rounding.TWICE
     Options: ClassVar[type[CertifiedOptions]] = CertifiedOptions

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -41,9 +42,9 @@ def walk_twice(arm: Arm, vocab: int) -> None:
     print(f"{vocab} {arm}: {walk.resources.streamed_bytes} bytes streamed, {walk.resources.ctas} CTAs", flush=True)
 
 
-def rival_twice(name: str, vocab: int, inputs: WalkInputs, device: DeviceSpec = H200) -> None:
+def rival_twice(name: str, vocab: int, inputs: WalkInputs, device: DeviceSpec = H200, **options: Any) -> None:
     """A walk of Triton kernels or the certified one, likewise; greedy if that is all the backend can."""
-    head, backend, limits = head_of(vocab), create(name), Limits(inputs.batch, inputs.steps, name not in GREEDY)
+    head, backend, limits = head_of(vocab), create(name, options), Limits(inputs.batch, inputs.steps, name not in GREEDY)
     walk = backend.prepare(head, limits, device)
     held, rounding = (backend.restricted(head), backend.within) if isinstance(backend, Approximation) else (head, backend.rounding)
     for _ in range(2):
@@ -53,7 +54,7 @@ def rival_twice(name: str, vocab: int, inputs: WalkInputs, device: DeviceSpec = 
         torch.cuda.synchronize()
         agreement = check(draft.tokens, held, inputs, rounding, backend.nan_rule, noise=noise, round=round)
         assert agreement.ok, agreement.reason
-    print(f"{vocab} {name}, batch {inputs.batch}", flush=True)
+    print(f"{vocab} {name} {options}, batch {inputs.batch}", flush=True)
 
 
 def rivals() -> None:
@@ -77,7 +78,8 @@ def walks() -> None:
         inputs = mixed(vocab, 7, 1)
         rival_twice("fixed_point_sm90", vocab, replace(inputs, temperature=torch.zeros_like(inputs.temperature)), FEW_SMS)
     for vocab, batch in ((1_000, 1), (3_501, 3), (8_001, 4)):
-        rival_twice("certified_sm80", vocab, mixed(vocab, 4, batch), FEW_SMS)
+        for tables in (True, False):
+            rival_twice("certified_sm80", vocab, mixed(vocab, 4, batch), FEW_SMS, tables=tables)
 
 
 if __name__ == "__main__":

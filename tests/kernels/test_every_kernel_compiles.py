@@ -29,7 +29,7 @@ pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings; install 
 HoldInCpp = Callable[[str, Iterable[str]], None]
 CudaShape = Callable[[Placement | BatchedPlacement], str]
 CONFIGS = Path(__file__).resolve().parent.parent.parent / "configs"
-DEVICES = {"sm_90a": load("h200"), "sm_80": replace(load("h200"), arch="sm_80")}
+DEVICES = {"sm_90a": load("h200"), "sm_80": replace(load("h200"), arch="sm_80"), "sm_100a": load("b200")}
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,9 @@ CASES: dict[Case, int] = {
     certified(151_936, sampling=True): 0,
     certified(248_320, steps=15): 0,
     certified(151_936, batch=64, steps=7): 0,
+    certified(151_936, batch=16, steps=7): 0,
+    certified(151_936, batch=64, steps=7, sampling=True): 0,
+    certified(248_320, batch=64, steps=15): 0,
     certified(151_936, batch=16, steps=16, sampling=True): 0,
     certified(1_000, batch=3, steps=5, sampling=True): 0,
     certified(151_936, batch=4, steps=7, candidates=128, previous=32, listed=128): 0,
