@@ -148,15 +148,15 @@ class Workload:
         """Up to `count` sets; the first `steps` tokens of each differ from those of the one before, so that an answer to one is wrong for the next at any
         such length and any batch."""
         kept: list[WalkInputs] = []
-        last: Tensor | None = None
+        last = torch.empty(0, dtype=torch.int64, device=self.head.device)
         for given in islice(drawn, count + _REFUSED):
             tokens = walk(self.head, _prefix(given, steps, 1), Rounding.TWICE).tokens
-            if last is None or not torch.equal(tokens, last):
+            if not torch.equal(tokens, last):
                 kept.append(given)
                 last = tokens
             if len(kept) == count:
                 return kept
-        if len(kept) > 1 or last is None:
+        if len(kept) > 1:
             return kept
         raise ConfigError(
             f"inputs: all sets of {self.config.head.name} give the same first token, {int(last[0, 0])}; "

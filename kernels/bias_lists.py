@@ -18,6 +18,7 @@ from torch import Tensor
 from kernels.heads.markov import MarkovHead
 from kernels.walk import Unsupported
 
+_MARGIN = "v1"  # of the bound: lists that an older formula made are not read, so another formula needs another name
 _CHUNK_BYTES = 1 << 30  # of fp32 biases at once; finding the largest takes as much again
 
 
@@ -44,7 +45,7 @@ def kernel_lists(head: MarkovHead, width: int) -> KernelLists:
     Raises:
         Unsupported: they do not fit into the GPU's memory.
     """
-    path = _cache() / f"{head.sha256}-{width}.pt"
+    path = _cache() / f"{head.sha256}-{width}-{_MARGIN}.pt"
     kept = _read(path, head, width)
     if kept is None:
         kept = make_lists(head, width)

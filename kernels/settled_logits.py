@@ -21,14 +21,13 @@ class LogitsLayout:
 
     tiles: int
     groups: int
-    early: bool
 
     @classmethod
-    def of(cls, columns: int, early: bool = False) -> LogitsLayout:
+    def of(cls, columns: int) -> LogitsLayout:
         """For so many (request, step) pairs: as few passes over W2 as shared memory allows, with columns evenly among them."""
         tiles = -(-columns // 16)
         groups = -(-tiles // _MOST_TILES)
-        return cls(-(-tiles // groups), groups, early)
+        return cls(-(-tiles // groups), groups)
 
     @property
     def smem_bytes(self) -> int:
@@ -43,10 +42,10 @@ class SettledLogits:
     kernel: Kernel
 
     @classmethod
-    def prepare(cls, columns: int, device: DeviceSpec, early: bool = False) -> SettledLogits:
-        layout = LogitsLayout.of(columns, early)
+    def prepare(cls, columns: int, device: DeviceSpec) -> SettledLogits:
+        layout = LogitsLayout.of(columns)
         kernel = compile_logits(layout, device)
-        return cls(load(kernel, LaunchShape(device.sms * layout.groups, _THREADS, layout.smem_bytes, programmatic=early)), kernel)
+        return cls(load(kernel, LaunchShape(device.sms * layout.groups, _THREADS, layout.smem_bytes)), kernel)
 
     def launch(self, walk: Params) -> None:
         """`walk`: of the walk before, with the logits to write. Its weights and latents are W2 and W1 as they are."""
@@ -55,5 +54,5 @@ class SettledLogits:
 
 def compile_logits(layout: LogitsLayout, device: DeviceSpec) -> Kernel:
     """Needs no GPU."""
-    fields = cpp(tiles=layout.tiles, groups=layout.groups, early=layout.early)
+    fields = cpp(tiles=layout.tiles, groups=layout.groups)
     return build(entry_source(_HEADER, _ENTRY, _THREADS, f"wts::LogitsShape{{{fields}}}"), _ENTRY, device.arch)

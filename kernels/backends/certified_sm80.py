@@ -31,8 +31,8 @@ _SLICE_ROWS, _LATENT_BYTES = 256, 576  # for each vector
 _MAIL_BYTES, _ARRIVED_WORDS = 576, 8
 _SLICE_WORDS = 16  # that a slice leaves: 15 rows and what bounds the others
 _MOST_VECTORS = 8
-_FEW_ROWS = 200_000  # of a vocabulary. On flat logits of 248,320 a walk of 15 steps took 42 us with 256 candidates and 74 with 128
-_MOST_TABLED = 200  # (request, step) pairs: with tables 16 requests of 7 steps take 47 us and 64 take 132, without 60 and 99
+_FEW_ROWS = 200_000  # of a vocabulary. On flat logits of 248,320 a walk of 15 steps took 42 us with 256 candidates and 74 with 128 (tried)
+_MOST_TABLED = 200  # (request, step) pairs: with tables 16 requests of 7 steps take 47 us and 64 take 132, without 60 and 99 (tried)
 PHASES = (
     "begun",
     "offered",
@@ -80,7 +80,6 @@ class CertifiedOptions:
     vectors:    16-byte loads of a lane, so 256 times that many rows are a slice; None makes up to 128 slices of a step, of many steps longer ones
     wanted:     of 32 lanes' best rows those that a slice offers, with what else reaches them
     warps:      of a CTA: 16, or 8 with two CTAs a SM; None takes 8 where CTAs have several tables to make
-    early:      the pass that writes logits is launched before the walk has ended (programmatic dependent launch; sm_90)
     clocks:     stamp when two CTAs come to the end of each of PHASES
     spin_limit: polls after which a wait gives up and says so, for tests; 0 waits for ever. May spill
     """
@@ -92,7 +91,6 @@ class CertifiedOptions:
     vectors: int | None = None
     wanted: int = 8
     warps: int | None = None
-    early: bool = False
     clocks: bool = False
     spin_limit: int = 0
 
@@ -167,6 +165,10 @@ class CertifiedSm80:
         candidates = options.candidates or (128 if vocab <= _FEW_ROWS else 256)
         tables = pairs <= _MOST_TABLED if options.tables is None else options.tables
         warps = options.warps or (16 if few or candidates == 256 or not tables else 8)
+        if candidates > 16 * warps:
+            raise Unsupported(
+                f"{self.name}: {candidates} candidates need {candidates // 16} warps, 16 for each; got warps={warps}, so leave it out."
+            )
         ctas = device.sms * (16 // warps)
         fitting = min(_MOST_VECTORS, -(-vocab // (_SLICE_ROWS * _MOST_SLICES)))
         vectors = options.vectors or (fitting if few or fitting < 4 else _MOST_VECTORS)
@@ -218,7 +220,6 @@ class CertifiedSm80:
             team=layout.team,
             list=layout.listed,
             smem_bytes=layout.smem_bytes,
-            early=self.options.early,
             clocks=self.options.clocks,
         )
         shape = f"wts::CertifiedShape{{{fields}}}"
@@ -234,8 +235,6 @@ class CertifiedSm80:
         return build(source, _ENTRY, device.arch, allow_spills=self.options.spin_limit > 0)
 
     def prepare(self, head: Head, limits: Limits, device: DeviceSpec) -> CertifiedWalk:
-        if self.options.early and device.arch == "sm_80":
-            raise Unsupported(f"{self.name} with early=true needs a GPU from Hopper on; {device.name} is {device.arch}; leave it out.")
         markov = _admit(head, limits, device)
         layout = self.place(markov.vocab, limits, device)
         kernel = self.compile(layout, device)
@@ -249,7 +248,7 @@ class CertifiedSm80:
             cubin_sha256=kernel.cubin_sha256,
             source_sha256=kernel.source_sha256,
         )
-        logits = SettledLogits.prepare(limits.max_batch * limits.max_steps, device, self.options.early) if limits.sampling else None
+        logits = SettledLogits.prepare(limits.max_batch * limits.max_steps, device) if limits.sampling else None
         return CertifiedWalk(markov, limits, layout, lists, function, resources, logits)
 
 
@@ -258,7 +257,8 @@ class CertifiedWalk:
     """One launch a walk, and one more where logits are wanted. Owns what CTAs leave for one another, so launches must follow one another on a stream.
 
     clocks: [2 * len(PHASES)] int64 cycles of the second and the last CTA, with the option clocks=true
-    tally: [max_batch, 2] int64, of all launches: steps that the table did not settle, and those of them that had to be searched
+    tally: [max_batch, 2] int64, of all launches: steps that the table did not settle (without tables: that were searched), and those of them that had to
+           be searched
     """
 
     head: MarkovHead

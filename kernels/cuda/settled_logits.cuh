@@ -11,7 +11,6 @@ namespace wts {
 struct LogitsShape {
   int tiles;   // of 16 (request, step) columns, of a CTA
   int groups;  // of CTAs: each passes over W2 with its own columns
-  bool early;  // starts before the walk has ended, and has its first rows of W2 by then
 };
 
 template <LogitsShape S>
@@ -119,7 +118,6 @@ struct SettledLogits {
     const int ctas = gridDim.x / S.groups, stride = ctas * kWarps * kRows;
     int first = (blockIdx.x % ctas * kWarps + threadIdx.x / 32) * kRows;
     Rows rows = load(first);
-    if constexpr (S.early) wait_for_prerequisites();
     fetch(blockIdx.x / ctas * kColumns);
 #pragma unroll 1
     for (; first < p.vocab; first += stride) {

@@ -374,7 +374,6 @@ struct Certified {
 
   __device__ void run() const {
     phase<S>(p, Phase::kBegun);
-    if constexpr (S.early) launch_dependents();
     offer([&] { begin(); });
     phase<S>(p, Phase::kOffered);
 #pragma unroll 1

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
 from analysis.levels import LEVELS
@@ -16,7 +15,7 @@ from analysis.load import MissingResults, newest_run
 from figures import fig06_levels
 from figures.style import FORMATS, styled
 from tests.data import make_runs
-from tests.figures.page import assert_apart_on_the_page
+from tests.figures.page import assert_apart_on_the_page, line_of
 
 
 @pytest.fixture(scope="module")
@@ -29,14 +28,9 @@ def _texts(figure: Figure) -> str:
     return " ".join(" ".join(text.get_text() for text in figure.findobj(Text) if isinstance(text, Text)).split())
 
 
-def _line(figure: Figure, gid: str) -> Line2D:
-    (found,) = (line for line in figure.axes[0].lines if line.get_gid() == gid)
-    return found
-
-
 def test_the_weights_are_the_median_and_the_band_of_the_heads(figure: Figure, results: Path) -> None:
     table = newest_run(results, "quantization").table("magnitudes").pivot(index="magnitude", columns="head", values="share")
-    line = _line(figure, "weights")
+    line = line_of(figure.axes[0], "weights")
     assert np.asarray(line.get_xdata()) == pytest.approx(table.index.to_numpy())
     assert np.asarray(line.get_ydata()) == pytest.approx(table.median(axis=1).to_numpy())
     (band,) = (each for each in figure.axes[0].collections if each.get_label() == "band")
@@ -48,7 +42,7 @@ def test_the_weights_are_the_median_and_the_band_of_the_heads(figure: Figure, re
 
 def test_levels_rise_by_one_share_at_each_value(figure: Figure) -> None:
     for name in FORMATS:
-        line, positive = _line(figure, f"levels {name}"), LEVELS[name].positive
+        line, positive = line_of(figure.axes[0], f"levels {name}"), LEVELS[name].positive
         assert np.asarray(line.get_xdata())[1:] == pytest.approx(positive)
         assert np.asarray(line.get_ydata())[1:] == pytest.approx(np.arange(1, len(positive) + 1) / len(positive))
         assert line.get_drawstyle() == "steps-post"
@@ -57,8 +51,8 @@ def test_levels_rise_by_one_share_at_each_value(figure: Figure) -> None:
 @pytest.mark.parametrize(("name", "at", "levels"), [("e4m3", 1 / 14, 95 / 126), ("e5m2", 1 / 28, 103 / 123)])
 def test_the_crossing_is_marked_with_both_shares(figure: Figure, name: str, at: float, levels: float) -> None:
     weights = [math.erf(reach * at / math.sqrt(2)) / math.erf(reach / math.sqrt(2)) for reach in (3.0, 3.8)]
-    assert _line(figure, f"crossing {name}").get_xdata() == pytest.approx([at, at])
-    marked = _line(figure, f"levels left of {name}"), _line(figure, f"weights left of {name}")
+    assert line_of(figure.axes[0], f"crossing {name}").get_xdata() == pytest.approx([at, at])
+    marked = line_of(figure.axes[0], f"levels left of {name}"), line_of(figure.axes[0], f"weights left of {name}")
     assert marked[0].get_xydata() == pytest.approx(np.array([[at, levels]]))
     assert marked[1].get_ydata() == pytest.approx(weights)
     words = f"left of {at:.3f}: {100 * levels:.0f} % of its levels, {100 * weights[0]:.0f}–{100 * weights[1]:.0f} % of the weights"
@@ -90,7 +84,7 @@ def test_nothing_lies_on_anything_else(results: Path) -> None:
         figure.canvas.draw()
         axes = figure.axes[0]
         assert_apart_on_the_page(figure, [*figure.texts, *axes.texts, axes.xaxis.label, axes.yaxis.label])
-        curves = [_line(figure, gid) for gid in ("weights", *(f"levels {name}" for name in FORMATS))]
+        curves = [line_of(figure.axes[0], gid) for gid in ("weights", *(f"levels {name}" for name in FORMATS))]
         for text in axes.texts:
             box = Text.get_window_extent(text)  # of an annotation without its arrow
             for curve in curves:

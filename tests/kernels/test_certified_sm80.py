@@ -328,6 +328,14 @@ def test_refusals() -> None:
     ):
         with pytest.raises(Unsupported, match=message):
             backend.prepare(bad, limits, device)
+    with pytest.raises(Unsupported, match="256 candidates need 16 warps, 16 for each; got warps=8"):
+        CertifiedSm80(CertifiedOptions(candidates=256, warps=8)).place(VOCAB, Limits(), H200)
+    little = replace(H200, smem_bytes_per_cta=101_376)  # as GPUs without much shared memory have it
+    assert backend.place(VOCAB, Limits(), little).smem_bytes < little.smem_bytes_per_cta
+    with pytest.raises(
+        Unsupported, match="need 154,880 bytes of shared memory a CTA and an SM of h200 has 101,376 for 1; ask for fewer of them"
+    ):
+        backend.place(VOCAB, Limits(64, 7), little)
     refused: list[tuple[dict[str, Any], str]] = [
         ({"candidates": 64}, "candidates of 128, 256"),
         ({"listed": 48}, "listed of 32, 64, 128"),
@@ -360,8 +368,3 @@ def test_every_column_has_its_place(columns: int) -> None:
     assert 16 * layout.tiles * layout.groups >= columns
     assert 16 * layout.tiles * (layout.groups - 1) < columns, "no group without columns"
     assert layout.smem_bytes <= H200.smem_bytes_per_cta
-
-
-def test_the_early_pass_needs_hopper() -> None:
-    with pytest.raises(Unsupported, match="early=true needs a GPU from Hopper on; h200 is sm_80"):
-        CertifiedSm80(CertifiedOptions(early=True)).prepare(head_of(65), Limits(1, 1, True), replace(SPEC, arch="sm_80"))

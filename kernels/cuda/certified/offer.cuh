@@ -1,9 +1,10 @@
 // Which rows of a step may win: every warp looks through a slice of its base logits and offers the best few.
 //
 // Sectors of 16 rows are dealt to slices in turn, since token ids are sorted by frequency: of neighbours many are good at once, and what
-// bounds a step is the best row that any slice keeps back. On 56 rounds of a trained drafter 8 wanted rows of 119 slices prove 99.1 % of
-// steps, the 256 best rows themselves 99.4 %. Rows are compared two at once, as bf16: greedy ones are that, of drawn ones the upper half of
-// the score counts. The threshold of a slice is the `wanted`th largest of its lanes' best rows, so a few more rows than that reach it.
+// bounds a step is the best row that any slice keeps back. On 56 rounds of a trained drafter 256 candidates out of what 119 slices with 8
+// wanted rows offer prove 99.4 % of steps, the 256 best rows of all 99.8 (computed). Rows are compared two at once, as bf16: greedy ones
+// are that, of drawn ones the upper half of the score counts. The threshold of a slice is the `wanted`th largest of its lanes' best rows,
+// so a few more rows than that reach it.
 //
 // A slice leaves one line of 16 words: up to 15 rows and what bounds the others. Few instructions matter twice: with a cold L2 a walk waits
 // for its own, and for many requests the rows go by as fast as warps can look at them.

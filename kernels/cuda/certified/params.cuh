@@ -25,7 +25,6 @@ struct CertifiedShape {
   int team;        // CTAs of a request
   int list;        // rows that each token's list names: 64
   int smem_bytes;  // dynamic
-  bool early;      // lets the next kernel of the stream start
   bool clocks;     // stamp the phases
 };
 

@@ -60,41 +60,37 @@ inline int fresh_thread() { return threadIdx.x; }
 
 inline float bf16_half(uint32_t word, int upper) { return __uint_as_float(upper ? word & 0xFFFF0000u : word << 16); }
 
-// Lane (g, t) gives rows g, g + 8 of A and column g of B, at k = 2 t, 2 t + 1 and 8 more; it gets rows g, g + 8 at columns 2 t, 2 t + 1.
+// Lane (g, t) gives rows g, g + 8 of A and column g of B: word t of k's lower half, then of the upper one; it gets rows g, g + 8 at columns
+// 2 t, 2 t + 1. add(sum, word of A, word of B, element) adds one product.
+template <int kOfWord, class Sum, class Add>
+void mma(Sum (&d)[4], const uint4& a, uint32_t b0, uint32_t b1, Add&& add) {
+  constexpr int kHalf = 4 * kOfWord;
+  const uint64_t words[6] = {a.x, a.y, a.z, a.w, b0, b1};
+  emulator::exchange(words, 6);
+  const auto& all = emulator::warp().result;
+  const int g = emulator::lane() / 4, t = emulator::lane() % 4;
+  for (int i = 0; i < 4; i++) {
+    const int row = i / 2, column = 2 * t + i % 2;
+    for (int k = 0; k < 2 * kHalf; k++) {
+      const int word = k % kHalf / kOfWord;
+      const auto of_a = static_cast<uint32_t>(all[row + 2 * (k / kHalf)][g * 4 + word]);
+      const auto of_b = static_cast<uint32_t>(all[4 + k / kHalf][column * 4 + word]);
+      d[i] = add(d[i], of_a, of_b, k % kOfWord);
+    }
+  }
+}
+
 inline void mma_bf16(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
-  const uint64_t words[6] = {a.x, a.y, a.z, a.w, b0, b1};
-  emulator::exchange(words, 6);
-  const auto& all = emulator::warp().result;
-  const int g = emulator::lane() / 4, t = emulator::lane() % 4;
-  for (int i = 0; i < 4; i++) {
-    const int row = i / 2, column = 2 * t + i % 2;
-    for (int k = 0; k < 16; k++) {
-      const uint32_t of_a = static_cast<uint32_t>(all[row + 2 * (k / 8)][g * 4 + k % 8 / 2]);
-      const uint32_t of_b = static_cast<uint32_t>(all[4 + k / 8][column * 4 + k % 8 / 2]);
-      d[i] = std::fma(bf16_half(of_a, k % 2), bf16_half(of_b, k % 2), d[i]);
-    }
-  }
+  mma<2>(d, a, b0, b1,
+         [](float sum, uint32_t x, uint32_t y, int upper) { return std::fma(bf16_half(x, upper), bf16_half(y, upper), sum); });
 }
 
-// Lane (g, t) gives rows g, g + 8 of A and column g of B, at k = 4 t to 4 t + 3 and 16 more.
 inline void mma_s8(int32_t (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
-  const uint64_t words[6] = {a.x, a.y, a.z, a.w, b0, b1};
-  emulator::exchange(words, 6);
-  const auto& all = emulator::warp().result;
-  const int g = emulator::lane() / 4, t = emulator::lane() % 4;
-  for (int i = 0; i < 4; i++) {
-    const int row = i / 2, column = 2 * t + i % 2;
-    for (int k = 0; k < 32; k++) {
-      const int shift = 8 * (k % 4);
-      const auto of_a = static_cast<int8_t>(all[row + 2 * (k / 16)][g * 4 + k % 16 / 4] >> shift);
-      const auto of_b = static_cast<int8_t>(all[4 + k / 16][column * 4 + k % 16 / 4] >> shift);
-      d[i] += of_a * of_b;
-    }
-  }
+  mma<4>(d, a, b0, b1, [](int32_t sum, uint32_t x, uint32_t y, int byte) {
+    return sum + static_cast<int8_t>(x >> (8 * byte)) * static_cast<int8_t>(y >> (8 * byte));
+  });
 }
 
-inline void launch_dependents() {}
-inline void wait_for_prerequisites() {}
 inline void prefetch_l2(const void*) {}
 inline void copy_async_16(void* shared, const void* global) {
   if ((reinterpret_cast<uintptr_t>(shared) | reinterpret_cast<uintptr_t>(global)) % 16) std::abort();  // as the hardware would
