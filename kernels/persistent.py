@@ -136,14 +136,13 @@ def entry_source(
     exchange: str | None = None,
     spin_limit: int = 0,
     params: str = "Params",
-    ctas_per_sm: int = 1,
 ) -> str:
     """The one translation unit of a walk kernel: a template of `header` with its shape, behind an extern "C" entry."""
     guard = f"#define WTS_SPIN_LIMIT {spin_limit}\n" if spin_limit else ""
     arguments = shape if exchange is None else f"{shape}, wts::{EXCHANGES[exchange]}"
     return (
         f'{guard}#include "{header}"\n'
-        f'extern "C" __global__ void __launch_bounds__({threads}, {ctas_per_sm}) {entry}(const __grid_constant__ wts::{params} p) {{\n'
+        f'extern "C" __global__ void __launch_bounds__({threads}, 1) {entry}(const __grid_constant__ wts::{params} p) {{\n'
         f"  wts::{entry}<{arguments}>(p);\n}}\n"
     )
 

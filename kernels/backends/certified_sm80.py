@@ -28,17 +28,17 @@ from kernels.walk import Draft, Head, Limits, NanRule, NoiseRule, Resources, Rou
 _HEADER, _ENTRY = "walk_certified.cuh", "walk_certified"
 _RANK, _MAX_STEPS, _MAX_BATCH, _MAX_VOCAB = 256, 32, 64, 1 << 18
 _SLICE_ROWS, _LATENT_BYTES = 256, 576  # for each vector
-_MAIL_BYTES, _ARRIVED_WORDS = 576, 8
+_MAIL_BYTES, _ARRIVED_WORDS = 832, 8
 _SLICE_WORDS = 16  # that a slice leaves: 15 rows and what bounds the others
-_MOST_VECTORS = 8
-_FEW_ROWS = 200_000  # of a vocabulary. On flat logits of 248,320 a walk of 15 steps took 42 us with 256 candidates and 74 with 128 (tried)
-_MOST_TABLED = 200  # (request, step) pairs: with tables 16 requests of 7 steps take 47 us and 64 take 132, without 60 and 99 (tried)
+_MOST_VECTORS, _WARPS = 8, 16
+_FEW_ROWS = 200_000  # of a vocabulary. On flat logits of 248,320 a walk of 15 steps took 27 us with 256 candidates and 43 with 128 (tried)
+_MOST_TABLED = 200  # (request, step) pairs: with tables 8 requests of 7 steps take 39 us and 16 take 55, without 60 and 62 (tried)
 PHASES = (
     "begun",
+    "known",
     "offered",
     "awaited",
     "picked",
-    "listed",
     "gathered",
     "multiplied",
     "weighed",
@@ -46,7 +46,7 @@ PHASES = (
     "fetched",
     "walked",
 )  # Phase of certified/params.cuh
-_MOST_SLICES = 128  # of a step: what eight CTAs look through at once
+_SLICES = 76  # of a step, about: more are more to pick from, fewer are longer to look through
 
 
 class CertifiedParams(ctypes.Structure):
@@ -71,26 +71,24 @@ assert ctypes.sizeof(CertifiedParams) == 224, "certified/params.cuh mirrors this
 
 @dataclass(frozen=True)
 class CertifiedOptions:
-    """candidates: of a step, by base logits, 128 or 256; None takes 128 for up to 200,000 rows. 256 are twice as much of W2 to gather, 2 us of 21,
+    """candidates: of a step, by base logits, 128 or 256; None takes 128 for up to 200,000 rows. 256 are twice as much of W2 to gather, 2 us of 22,
                 and prove more
     previous:   the best of them, for which the next step's winner is in the table; None takes 128 for up to 32 (request, step) pairs, else 64
     listed:     rows of every token's list, by bias
     tables:     what follows every candidate is weighed beforehand; without, a CTA a request weighs what follows its token, step by step. None takes
                 tables for up to 200 (request, step) pairs
-    vectors:    16-byte loads of a lane, so 256 times that many rows are a slice; None makes up to 128 slices of a step, of many steps longer ones
+    vectors:    16-byte loads of a lane, so 256 times that many rows are a slice; None makes about 76 slices of a step, as far as they fit
     wanted:     of 32 lanes' best rows those that a slice offers, with what else reaches them
-    warps:      of a CTA: 16, or 8 with two CTAs a SM; None takes 8 where CTAs have several tables to make
     clocks:     stamp when two CTAs come to the end of each of PHASES
     spin_limit: polls after which a wait gives up and says so, for tests; 0 waits for ever. May spill
     """
 
     candidates: int | None = None
     previous: int | None = None
-    listed: int = 64
+    listed: int = 128
     tables: bool | None = None
     vectors: int | None = None
     wanted: int = 8
-    warps: int | None = None
     clocks: bool = False
     spin_limit: int = 0
 
@@ -98,8 +96,7 @@ class CertifiedOptions:
         for name, known in (
             ("candidates", (None, 128, 256)),
             ("previous", (None, 32, 64, 128, 256)),
-            ("listed", (32, 64, 128)),
-            ("warps", (None, 8, 16)),
+            ("listed", (32, 64, 128, 256)),
         ):
             if getattr(self, name) not in known:
                 words = ", ".join(str(each) for each in known if each)
@@ -116,7 +113,6 @@ class CertifiedLayout:
 
     sampling: bool
     ctas: int
-    warps: int
     slices: int
     vectors: int
     buffers: int
@@ -132,16 +128,17 @@ class CertifiedLayout:
 
     @property
     def threads(self) -> int:
-        return 32 * self.warps
+        return 32 * _WARPS
 
     @property
     def smem_bytes(self) -> int:
         """Dynamic shared memory of a CTA: struct Smem of walk_certified.cuh, which checks it."""
-        offers = self.warps * (512 * self.vectors * self.buffers + 4 * _SLICE_WORDS)
+        offers = _WARPS * (512 * self.vectors * self.buffers + 4 * _SLICE_WORDS)
         sets = 2 * (8 * self.candidates + 8)
-        parts = self.candidates // 16 + self.listed // 32
-        weigh = self.block * (_LATENT_BYTES + 8 * parts + 8) + 8 * self.candidates
-        return -(-(offers + sets + weigh + 4 * _MAX_STEPS * self.previous + 768) // 128) * 128
+        weigh = self.block * (_LATENT_BYTES + 6 * self.listed + self.candidates // 2 + 8) + 8 * self.candidates
+        searched = 4 * 64 * _WARPS
+        table = 4 * _MAX_STEPS * self.previous if self.tables else 0
+        return -(-(offers + sets + weigh + searched + table + 768) // 128) * 128
 
 
 @register
@@ -164,48 +161,51 @@ class CertifiedSm80:
         few = pairs <= 32
         candidates = options.candidates or (128 if vocab <= _FEW_ROWS else 256)
         tables = pairs <= _MOST_TABLED if options.tables is None else options.tables
-        warps = options.warps or (16 if few or candidates == 256 or not tables else 8)
-        if candidates > 16 * warps:
+        ctas = device.sms
+        if ctas < limits.max_batch or (ctas == limits.max_batch and candidates == 16 * _WARPS and not tables):
             raise Unsupported(
-                f"{self.name}: {candidates} candidates need {candidates // 16} warps, 16 for each; got warps={warps}, so leave it out."
+                f"{self.name}: {limits.max_batch} requests need a CTA each, and warps that look through base logits; {device.name} has "
+                f"{ctas} SMs; ask for fewer requests."
             )
-        ctas = device.sms * (16 // warps)
-        fitting = min(_MOST_VECTORS, -(-vocab // (_SLICE_ROWS * _MOST_SLICES)))
-        vectors = options.vectors or (fitting if few or fitting < 4 else _MOST_VECTORS)
         previous = min(candidates, options.previous or (128 if few else 64))
-        block = 16 if warps == 16 and (few or not tables) else 32
+        block = 16 if few or not tables else 32
         parts = max(1, min(ctas // pairs, previous // block))
         while previous % (parts * block):
             parts -= 1
-        layout = CertifiedLayout(
-            sampling=limits.sampling,
-            ctas=ctas,
-            warps=warps,
-            slices=-(-vocab // (_SLICE_ROWS * vectors)),
-            vectors=vectors,
-            buffers=1 if few else 2,
-            wanted=options.wanted,
-            candidates=candidates,
-            previous=previous,
-            block=block,
-            tables=tables,
-            parts=parts,
-            extras=32,
-            team=ctas // limits.max_batch,
-            listed=options.listed,
-        )
-        if layout.smem_bytes * (ctas // device.sms) > device.smem_bytes_per_cta:
-            raise Unsupported(
-                f"{self.name}: slices of {layout.vectors} vectors, {layout.candidates} candidates and {layout.previous} previous tokens need "
-                f"{layout.smem_bytes:,} bytes of shared memory a CTA and an SM of {device.name} has {device.smem_bytes_per_cta:,} for "
-                f"{ctas // device.sms}; ask for fewer of them."
+        most = options.vectors or min(_MOST_VECTORS, -(-vocab // (_SLICE_ROWS * _SLICES)))
+        layouts = [
+            CertifiedLayout(
+                sampling=limits.sampling,
+                ctas=ctas,
+                slices=-(-vocab // (_SLICE_ROWS * vectors)),
+                vectors=vectors,
+                buffers=1 if few else 2 if tables else 3,
+                wanted=options.wanted,
+                candidates=candidates,
+                previous=previous,
+                block=block,
+                tables=tables,
+                parts=parts,
+                extras=32,
+                team=ctas // limits.max_batch if tables else 1,
+                listed=options.listed,
             )
-        return layout
+            for vectors in range(most, 0 if options.vectors is None else most - 1, -1)
+        ]
+        fitting = [layout for layout in layouts if layout.smem_bytes <= device.smem_bytes_per_cta]
+        if not fitting:
+            layout = layouts[-1]
+            raise Unsupported(
+                f"{self.name}: slices of {layout.vectors} vectors, {layout.candidates} candidates, {layout.previous} previous tokens and lists of "
+                f"{layout.listed} need {layout.smem_bytes:,} bytes of shared memory a CTA and {device.name} has "
+                f"{device.smem_bytes_per_cta:,}; ask for fewer of them."
+            )
+        return fitting[0]
 
     def compile(self, layout: CertifiedLayout, device: DeviceSpec) -> Kernel:
         """Needs no GPU."""
         fields = cpp(
-            warps=layout.warps,
+            warps=_WARPS,
             sampling=layout.sampling,
             slices=layout.slices,
             vectors=layout.vectors,
@@ -230,7 +230,6 @@ class CertifiedSm80:
             shape,
             spin_limit=self.options.spin_limit,
             params="CertifiedParams",
-            ctas_per_sm=layout.ctas // device.sms,
         )
         return build(source, _ENTRY, device.arch, allow_spills=self.options.spin_limit > 0)
 

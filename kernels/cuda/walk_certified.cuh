@@ -10,8 +10,9 @@
 //   3. chase   one CTA a request follows the table. A token that is not in it is weighed on the spot, a step that is not proved is searched
 //              by the request's team
 // Of many requests no tables are made, for every SM has chains of its own to follow: a CTA a request weighs what follows its token, step
-// after step. All CTAs are resident. Offers wait for nobody, tables for offers, extra entries for tables of lower tasks, chases for all
-// these, teams for chases: nobody waits for ever.
+// after step, while the others, and itself in between, go through slices of later steps.
+// All CTAs are resident. Offers wait for nobody, tables for offers, extra entries for tables of lower tasks, chases for all these, teams
+// for chases: nobody waits for ever. A CTA that weighs step by step has made its own offers of a step before it waits for others'.
 #pragma once
 #include "certified/offer.cuh"
 #include "certified/search.cuh"
@@ -31,6 +32,8 @@ struct Certified {
   using Set = typename Pick<S>::Set;
   using Weigher = Weigh<S>;
   static constexpr int kThreads = 32 * S.warps;
+  static constexpr int kWeighing = weighing_warps(S), kOffering = S.warps - kWeighing;  // warps; of a CTA that leads
+  static constexpr int kHelping = 4;  // warps of one that leads none: with all 16 a thousand would ask one word for orders
   static constexpr uint32_t kExtraSlots = 64, kEmpty = ~0u;
   static_assert(S.extras <= 32 && S.extras % S.block == 0 && S.previous % (S.parts * S.block) == 0 && S.previous <= S.candidates);
 
@@ -38,9 +41,10 @@ struct Certified {
     typename Offer<S>::Smem offers[S.warps];
     Set sets[2];  // candidates of the job's step and of the one before
     typename Weigher::Smem weigh;
+    typename Search<S>::Smem search[S.warps];
     RowRule<S.sampling> rule;  // of the step that is weighed
     const uint16_t* base;
-    alignas(16) uint32_t table[kCertifiedSteps * S.previous];
+    alignas(16) uint32_t table[S.tables ? kCertifiedSteps * S.previous : 1];
     Job job;
     int task;                          // of the next table
     int request, member;               // whom this CTA serves once all tables are there, and its place in the team
@@ -83,47 +87,68 @@ struct Certified {
   __device__ void clear_other_bank() const {
     uint64_t* other = reinterpret_cast<uint64_t*>(mail_bank(p, smem.round + 1));
     const int words = p.requests * static_cast<int>(sizeof(Mail) / 8);
-    if (blockIdx.x == 0 && threadIdx.x == 0) *arrived(p, smem.round + 1) = 0;
+    if (blockIdx.x == 0 && threadIdx.x == 0)
+      *arrived(p, smem.round + 1) = 0, *orders(p, smem.round + 1) = 0, *finished(p, smem.round + 1) = 0;
 #pragma unroll 1
     for (int i = blockIdx.x * kThreads + threadIdx.x; i < words; i += gridDim.x * kThreads) other[i] = 0;
   }
 
-  // Every warp its slices. The first one is asked for before the CTA knows the launch's round, which comes from memory too; where a warp
-  // has room for two, the next one while it looks through the last.
-  template <class Begin>
-  __device__ void offer(Begin&& begin) const {
-    const Offer<S> offer{p, smem.offers[threadIdx.x / 32]};
-    const int steps = p.walk.steps, all = p.walk.batch * steps * S.slices, stride = S.warps * gridDim.x;
-    struct Task {
-      int number, request, step;
+  // Every warp that does not weigh its slices, step after step; the next ones are under way while it looks through one.
+  struct Offers {
+    static constexpr int kAhead = S.buffers - 1;
+
+    struct Slice {
+      int request, step, slice;
     };
-    const auto begun = [&](int number, int at) {
-      const int of = number / S.slices, request = of / steps;
-      if (number < all) offer.load(base(request, of - request * steps), number - of * S.slices, offer.smem.slices[at]);
-      return Task{number, request, of - request * steps};
-    };
-    Task task = begun(threadIdx.x / 32 * gridDim.x + blockIdx.x, 0), next;
-    begin();
-#pragma unroll 1
-    for (int at = 0; task.number < all; task = next) {
-      if constexpr (S.buffers > 1) {
-        next = begun(task.number + stride, at ^ 1);
-        if (next.number < all)
-          copy_async_wait_older();
-        else
-          copy_async_wait();
-      } else {
-        copy_async_wait();  // a lane reads only what it brought itself
-      }
-      const int of = pair(task.request, task.step);
-      const RowRule<S.sampling> rule = RowRule<S.sampling>::of(p.walk, task.request, task.step, smem.round);
-      offer.slice(rule, of, task.number - of * S.slices, smem.round, offer.smem.slices[at]);
-      if constexpr (S.buffers > 1)
-        at ^= 1;
+
+    const Certified& walk;
+    int number;  // of the next slice
+    int at = 0;  // where it is
+
+    __device__ explicit Offers(const Certified& walk) : walk(walk) {
+      const int warp = threadIdx.x / 32, own = blockIdx.x, leaders = walk.p.walk.batch;
+      if (S.tables)
+        number = warp * gridDim.x + own;
       else
-        next = begun(task.number + stride, 0);
+        number = own < leaders ? own * kOffering + warp - kWeighing : leaders * kOffering + (own - leaders) * S.warps + warp;
+#pragma unroll
+      for (int n = 0; n < max(1, kAhead); n++) begin(n);
     }
-  }
+
+    __device__ int stride() const {
+      const int leaders = S.tables ? 0 : walk.p.walk.batch;
+      return leaders * kOffering + (gridDim.x - leaders) * S.warps;
+    }
+
+    // By step, then request: what is needed first comes first.
+    __device__ Slice located(int number) const {
+      const int step = number / (walk.p.walk.batch * S.slices), rest = number - step * walk.p.walk.batch * S.slices;
+      return {rest / S.slices, step, rest % S.slices};
+    }
+    __device__ Offer<S> offer() const { return {walk.p, walk.smem.offers[threadIdx.x / 32]}; }
+
+    // Begin to bring the slice that comes `ahead` slices after the next.
+    __device__ void begin(int ahead) const {
+      const Slice task = located(number + ahead * stride());
+      auto& rows = walk.smem.offers[threadIdx.x / 32].slices[(at + ahead) % S.buffers];
+      if (task.step < walk.p.walk.steps) offer().load(walk.base(task.request, task.step), task.slice, rows);
+      copy_async_commit();  // also of nothing: groups are counted
+    }
+
+    // Whether there was one to look through.
+    __device__ bool next() {
+      const Slice task = located(number);
+      if (task.step >= walk.p.walk.steps) return false;
+      if constexpr (kAhead > 0) begin(kAhead);
+      copy_async_wait_older<kAhead>();  // a lane reads only what it brought itself
+      const RowRule<S.sampling> rule = RowRule<S.sampling>::of(walk.p.walk, task.request, task.step, walk.smem.round);
+      offer().slice(rule, walk.pair(task.request, task.step), task.slice, walk.smem.round, walk.smem.offers[threadIdx.x / 32].slices[at]);
+      number += stride();
+      at = (at + 1) % S.buffers;
+      if constexpr (kAhead == 0) begin(0);
+      return true;
+    }
+  };
 
   __device__ Job table_job(int task) const {
     const int of = task % tasks();
@@ -166,15 +191,18 @@ struct Certified {
     if (lane == 0) {
       smem.at = {step, place, previous};
       smem.settled += S.tables && !done;
-      if (done) Order::dismiss(mail(request()));
+      if (done && S.tables) Order::dismiss(mail(request()));
+      if (done && !S.tables) red_add_relaxed(finished(p, smem.round), 1);
       if (weighed) {
         smem.order = {smem.order.number + 1, static_cast<uint32_t>(step), previous, entry};
-        smem.order.post(mail(request()));
+        post();
       }
     }
     if (lane >= start && lane < step) p.walk.tokens[request() * p.walk.tokens_request_stride + lane] = certified_row(mine);
     return {done ? Job::kDone : weighed ? Job::kSearch : Job::kSettle, request(), step, 0};
   }
+
+  __device__ bool dismissed(int request) const { return load_relaxed(&mail(request).order) >> 56 == kDismissed; }
 
   // One warp: what follows a winner of the step before that the table does not have; 0 where nobody weighed it.
   __device__ uint32_t extra_entry(int step, uint32_t previous) const {
@@ -188,7 +216,7 @@ struct Certified {
   // All threads of a leader: the whole table, once it is there.
   __device__ void fetch() const {
     if (threadIdx.x == 0) smem.at = {0, 0, anchor(request())}, smem.fetched = true;
-    if (threadIdx.x == kThreads - 1 && request() == 0) {  // once all CTAs know the round, it may be another one
+    if (threadIdx.x == 32 * kWeighing - 1 && request() == 0) {  // once all CTAs know the round, it may be another one
       await_at_least(arrived(p, smem.round), gridDim.x);
       *p.walk.round = smem.round + 1;
     }
@@ -213,21 +241,20 @@ struct Certified {
   __device__ void weigh(const Job& job) const {
     const int thread = threadIdx.x, step = job.step;
     const bool settles = job.kind == Job::kSettle, alone = settles || step == 0;  // one previous token
-    if (S.tables || step % 2 == 0) {
-      if (thread < 2) smem.sets[thread].reset();
-      __syncthreads();
-      const int other = S.tables ? max(0, step - 1) : min(step + 1, p.walk.steps - 1);
-      Pick<S>::run(p, {pair(job.request, step), pair(job.request, other)}, smem.sets, smem.round);
-    }
+    constexpr int kOwn = S.previous / S.parts;
+    const int start = job.part * kOwn;
+    if (thread < 2) smem.sets[thread].reset();
+    sync_weighing<S>();
+    Pick<S>::run(p, {pair(job.request, step), pair(job.request, max(0, step - 1))}, start, alone ? start : start + kOwn, smem.sets,
+                 smem.round);
     phase<S>(p, Phase::kPicked);
-    const Set& set = smem.sets[S.tables ? 0 : step % 2];
+    const Set& set = smem.sets[0];
     if (thread == 0) {  // seen after the next barrier
       smem.rule = RowRule<S.sampling>::of(p.walk, job.request, step, smem.round);
       smem.base = base(job.request, step);
     }
     Weigher weigh{p, smem.rule, smem.base, set, smem.weigh, {}};
-    constexpr int kOwn = S.previous / S.parts;
-    const int start = job.part * kOwn, turns = alone ? 1 : kOwn / S.block;
+    const int turns = alone ? 1 : kOwn / S.block;
     const int all = turns + (alone || job.part > 0 ? 0 : S.extras / S.block);
 #pragma unroll 1
     for (int turn = 0; turn < all; turn++) {
@@ -242,8 +269,9 @@ struct Certified {
                                        : smem.sets[1].row[start + first + thread];
         smem.weigh.previous[thread] = named;
       }
-      __syncthreads();
-      weigh.block(alone ? 1 : S.block, turn == 0, [&](int i, uint64_t best, bool proved) {
+      sync_weighing<S>();
+      const auto stop = [&] { return extras && dismissed(job.request); };  // nobody asks for what they would be
+      const bool whole = weigh.block(alone ? 1 : S.block, turn == 0, stop, [&](int i, uint64_t best, bool proved) {
         const uint32_t previous = smem.weigh.previous[i];
         const uint32_t entry = previous == kNoRow ? kNobody : table_entry(best, proved);
         if (settles) {
@@ -255,7 +283,8 @@ struct Certified {
           store_relaxed(table(job.request, step) + start + first + i, tagged(smem.round, entry));
         }
       });
-      __syncthreads();
+      if (!whole) break;
+      sync_weighing<S>();
     }
     if (all > turns && thread == 0) red_add_release(&mail(job.request).extras[step], 1 + min(static_cast<int>(smem.extras), S.extras));
     if (!settles) {
@@ -268,8 +297,14 @@ struct Certified {
     } else {
       smem.settled += !S.tables;  // counted already, where a table did not settle it
       smem.order = {smem.order.number + 1, static_cast<uint32_t>(step), smem.at.previous, smem.best};
-      smem.order.post(mail(request()));
+      post();
     }
+  }
+
+  // One thread of a leader.
+  __device__ void post() const {
+    smem.order.post(mail(request()));
+    if constexpr (!S.tables) store_release(posted(static_cast<int>(atomicAdd(orders(p, smem.round), 1))), request() + 1);
   }
 
   // All threads: winners of the step before that were not weighed as previous tokens are named, each once.
@@ -277,7 +312,7 @@ struct Certified {
     const int thread = threadIdx.x, before = job.step - 1, written = before > 0 ? S.previous : 1;
     if (thread < kExtraSlots) smem.extra[thread] = kEmpty;
     if (thread == 0) smem.extras = 0;
-    __syncthreads();
+    sync_weighing<S>();
     const uint64_t* source = table(job.request, before);
     uint32_t entry[1];
     await_tagged(smem.round, [&](int) { return thread < written ? source + thread : nullptr; }, entry);
@@ -285,7 +320,7 @@ struct Certified {
       const uint32_t place = certified_place(entry[0]);
       if (entry[0] != kNobody && (place == 0 || place > S.previous)) remember(certified_row(entry[0]));
     }
-    __syncthreads();
+    sync_weighing<S>();
   }
 
   // One thread: a token for name_extra, unless another thread has named it or there are too many.
@@ -317,34 +352,45 @@ struct Certified {
 
   // All threads of a team.
   __device__ void search(const Job& job) const {
-    const int thread = threadIdx.x;
-    const uint64_t known = Search<S>{p}.run(job.request, smem.order, member(), largest(job), smem.round, mail(job.request));
-    __syncthreads();
-    if (thread > 0) return;
+    const int warp = threadIdx.x / 32, helpers = S.tables ? 0 : helping_warps();
+    const typename Search<S>::Share share{S.tables ? member() * kWeighing + warp : helpers + warp, S.team * kWeighing + helpers};
+    const uint64_t known = Search<S>{p, smem.search[warp]}.run(job.request, smem.order, share, smem.round, mail(job.request));
+    sync_weighing<S>();
+    if (threadIdx.x > 0) return;
     red_add_release(&mail(job.request).searched, 1);
     if (!leads()) return;
-    await_at_least(&mail(job.request).searched, static_cast<uint64_t>(smem.order.number) * S.team);
+    await_at_least(&mail(job.request).searched, static_cast<uint64_t>(smem.order.number) * (S.team + helpers));
     smem.best = better(known, load_relaxed(&mail(job.request).found[smem.order.number - 1]));
     conclude();
   }
 
-  // All threads; barriers inside. The largest |base logit| of a step.
-  __device__ float largest(const Job& job) const {
-    if constexpr (!S.sampling) return 0.0f;
-    if (threadIdx.x == 0) smem.sets[0].reset();
-    __syncthreads();
-    uint32_t most = 0, word[1];
-    const uint64_t* bounds = p.offered + static_cast<int64_t>(pair(job.request, job.step)) * S.slices * kSliceWords + kOffers;
+  // Without tables: of CTAs that lead none.
+  __device__ int helping_warps() const { return (gridDim.x - p.walk.batch) * kHelping; }
+  __device__ uint64_t* posted(int number) const { return &mail(number / kCertifiedSteps).posted[number % kCertifiedSteps]; }
+
+  // One warp that helps: slices, and orders in between.
+  __device__ void help(Offers& offers) const {
+    const int warp = threadIdx.x / 32;
+    const typename Search<S>::Share share{static_cast<int>(blockIdx.x - p.walk.batch) * kHelping + warp, kWeighing + helping_warps()};
+    int done = 0;
 #pragma unroll 1
-    for (int first = threadIdx.x / 32 * 32; first < S.slices; first += kThreads) {
-      const int slice = first + threadIdx.x % 32;
-      await_tagged(smem.round, [&](int) { return slice < S.slices ? bounds + slice * kSliceWords : nullptr; }, word);
-      most = max(most, word[0] & 0xFFFF0000u);
+    for (bool more = true;;) {
+      const bool over =
+          load_relaxed(finished(p, smem.round)) == p.walk.batch;  // before it looks for an order, of which there are no more then
+      uint64_t request = load_relaxed(posted(done));
+      if (more) more = offers.next();
+      if (__any_sync(~0u, request == 0)) {
+        if (__all_sync(~0u, over && !more)) return;
+        continue;
+      }
+      request = load_acquire(posted(done)) - 1;
+      Mail& own = mail(static_cast<int>(request));
+      const Order order = Order::of(load_relaxed(&own.order), load_relaxed(&own.best));
+      Search<S>{p, smem.search[warp]}.run(static_cast<int>(request), order, share, smem.round, own);
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) red_add_release(&own.searched, 1);
+      done++;
     }
-    most = __reduce_max_sync(~0u, most);
-    if (threadIdx.x % 32 == 0) atomicMax(&smem.sets[0].largest, most);
-    __syncthreads();
-    return __uint_as_float(smem.sets[0].largest);
   }
 
   // The first warp. Tables first, whosever they are; then what this CTA is to its request.
@@ -357,9 +403,10 @@ struct Certified {
     return {Job::kSearch, request(), smem.at.step, 0};
   }
 
-  __device__ void begin() const {
+  // `round`: of thread 0.
+  __device__ void begin(uint32_t round) const {
     if (threadIdx.x == 0) {
-      smem.round = *static_cast<volatile const uint32_t*>(p.walk.round);
+      smem.round = round;
       smem.bank = mail_bank(p, smem.round);
       smem.task = blockIdx.x;
       smem.request = blockIdx.x / S.team, smem.member = blockIdx.x % S.team;
@@ -374,17 +421,33 @@ struct Certified {
 
   __device__ void run() const {
     phase<S>(p, Phase::kBegun);
-    offer([&] { begin(); });
+    uint32_t round = 0;  // asked for before base logits, which it would wait behind: 1 us of 16 steps
+    if (threadIdx.x == 0) round = *static_cast<volatile const uint32_t*>(p.walk.round);
+    const bool weighs = S.tables || (blockIdx.x < p.walk.batch && threadIdx.x / 32 < kWeighing);
+    if (S.tables || !weighs) {
+      Offers offers(*this);
+      begin(round);
+      phase<S>(p, Phase::kKnown);
+      if (!S.tables && blockIdx.x >= p.walk.batch && threadIdx.x / 32 < kHelping) {
+        help(offers);
+      } else {
+        while (offers.next()) {
+        }
+      }
+    } else {
+      begin(round);
+    }
+    if (!weighs) return;
     phase<S>(p, Phase::kOffered);
 #pragma unroll 1
     while (true) {
-      __syncthreads();
+      sync_weighing<S>();
       if (threadIdx.x < 32) {
         const Job job = next(smem.task);
         __syncwarp();
         if (threadIdx.x == 0) smem.job = job, smem.task += gridDim.x;
       }
-      __syncthreads();
+      sync_weighing<S>();
       const Job& job = smem.job;
       if (job.kind == Job::kDone) break;
       if (job.kind == Job::kFetch) {

@@ -183,7 +183,7 @@ struct Resident {
       if (step + 1 < p.steps) draw_noise(step + 1, thread, threads);
     // Base logits of the next step are there; those of a later one may be under way.
     if (p.base_slots > 1)
-      copy_async_wait_older();
+      copy_async_wait_older<1>();
     else
       copy_async_wait();
   }

@@ -16,7 +16,10 @@ from kernels.agreement import Agreement, check, stray_logits
 from kernels.backends import certified_sm80
 from kernels.backends.certified_sm80 import CertifiedOptions, CertifiedSm80, CertifiedWalk
 from kernels.device import load
+from kernels.driver import LaunchShape
 from kernels.heads.markov import MarkovHead
+from kernels.noise import gumbel
+from kernels.params import Params
 from kernels.sampling import is_sampled
 from kernels.settled_logits import LogitsLayout
 from kernels.synthetic import synthetic_inputs
@@ -142,11 +145,11 @@ def test_where_many_rows_tie_none_takes_another_ones_place(vocab: int, options: 
     "options",
     [
         {"candidates": 128},
-        {"candidates": 128, "warps": 8},
+        {"candidates": 256, "tables": False},
         {"previous": 256},
         {"previous": 32},
         {"listed": 32},
-        {"listed": 128},
+        {"listed": 256},
         {"wanted": 1},
         {"vectors": 1},
         {"vectors": 8, "wanted": 3},
@@ -238,10 +241,30 @@ def test_a_tie_at_the_bound_is_no_proof(candidates: int, score: float, token: in
     head = MarkovHead(w1.to(BF16).to(DEVICE), w2.to(BF16).to(DEVICE))
     zero = torch.zeros(1, dtype=torch.int64, device=DEVICE)
     inputs = WalkInputs(base.to(BF16).to(DEVICE)[None, None], zero, torch.zeros(1, device=DEVICE), zero)
-    walk, draft = prepared(head, 1, 1, candidates=candidates), Draft.like(inputs)
+    walk, draft = prepared(head, 1, 1, candidates=candidates, listed=64), Draft.like(inputs)
     walk.launch(inputs, draft)
     assert draft.tokens.item() == token
     assert walk.tally[0].tolist() == ([0, 0] if score > 10 else [1, 1])
+
+
+@pytest.mark.parametrize(("bias", "token"), [(1.0625, 3), (1.0, 4000)])
+def test_a_listed_row_at_what_bounds_the_others_is_looked_at(bias: float, token: int) -> None:
+    """The best candidate is row 4000 with 10. Row 3 is none: its base logit is the next below the candidates', 8.9375. Its listed bias lifts it to 10 too,
+    and it is the lower row; or to 9.9375, which is not enough."""
+    vocab = 8192
+    base, biases = torch.full((vocab,), -20.0), torch.full((vocab,), -50.0)
+    base[torch.arange(16 * 123, 16 * 251, 16)] = 9.0  # one of every sector, as many as there is room for
+    base[3], biases[3], biases[4000] = 8.9375, bias, 1.0
+    base[4000] = 9.0
+    w1, w2 = torch.zeros(vocab, 256), torch.zeros(vocab, 256)
+    w1[:, 0], w2[:, 0] = 1.0, biases
+    head = MarkovHead(w1.to(BF16).to(DEVICE), w2.to(BF16).to(DEVICE))
+    zero = torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    inputs = WalkInputs(base.to(BF16).to(DEVICE)[None, None], zero, torch.zeros(1, device=DEVICE), zero)
+    walk, draft = prepared(head, 1, 1), Draft.like(inputs)
+    walk.launch(inputs, draft)
+    assert draft.tokens.item() == token
+    assert walk.tally[0].tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("sampling", [False, True])
@@ -264,6 +287,27 @@ def test_nan_and_infinities(sampling: bool) -> None:
         if temperature == 0:
             assert draft.tokens[0].tolist() == [token for _, token in rows]
         assert_right(walk, inputs)
+
+
+_BOUNDS = """#include "certified/rule.cuh"
+extern "C" __global__ void __launch_bounds__(128, 1) noise_bounds(const __grid_constant__ wts::Params p) {
+  const int i = blockIdx.x * 128 + threadIdx.x;
+  reinterpret_cast<float*>(p.logits)[i] = wts::gumbel_bound(reinterpret_cast<const uint32_t*>(p.base)[i]);
+}
+"""
+
+
+def test_no_noise_exceeds_its_bound() -> None:
+    """By the hardware's logarithm, on the CPU by the library's. It is close where it matters: for words below the median, whose rows may win."""
+    few = torch.cat([torch.arange(64), 2 ** torch.arange(32), 2**32 - 1 - torch.arange(64)])
+    words = torch.cat([few, torch.randint(2**32, (128 * 512 - len(few),), generator=torch.Generator().manual_seed(0))])
+    given, bounds = (words - (words >> 31 << 32)).int().to(DEVICE), torch.zeros(len(words), device=DEVICE)
+    kernel = certified_sm80.build(_BOUNDS, "noise_bounds", SPEC.arch)
+    certified_sm80.load(kernel, LaunchShape(512, 128)).launch(Params(base=given.data_ptr(), logits=bounds.data_ptr()))
+    _wait()
+    above = bounds.cpu().double() - gumbel(words).double()
+    assert above.min() > 2.0**-13, "half of its slack is left"
+    assert above[words < 2**31].max() < 0.05
 
 
 UNTOUCHED = 7.0
@@ -328,19 +372,17 @@ def test_refusals() -> None:
     ):
         with pytest.raises(Unsupported, match=message):
             backend.prepare(bad, limits, device)
-    with pytest.raises(Unsupported, match="256 candidates need 16 warps, 16 for each; got warps=8"):
-        CertifiedSm80(CertifiedOptions(candidates=256, warps=8)).place(VOCAB, Limits(), H200)
     little = replace(H200, smem_bytes_per_cta=101_376)  # as GPUs without much shared memory have it
-    assert backend.place(VOCAB, Limits(), little).smem_bytes < little.smem_bytes_per_cta
-    with pytest.raises(
-        Unsupported, match="need 154,880 bytes of shared memory a CTA and an SM of h200 has 101,376 for 1; ask for fewer of them"
-    ):
-        backend.place(VOCAB, Limits(64, 7), little)
+    for limits in (Limits(), Limits(64, 7)):
+        assert backend.place(VOCAB, limits, little).smem_bytes < little.smem_bytes_per_cta
+    with pytest.raises(Unsupported, match="need 113,664 bytes of shared memory a CTA and h200 has 101,376; ask for fewer of them"):
+        CertifiedSm80(CertifiedOptions(vectors=8)).place(VOCAB, Limits(), little)
+    with pytest.raises(Unsupported, match="64 requests need a CTA each, and warps that look through base logits; h200 has 40 SMs"):
+        backend.place(VOCAB, Limits(64, 7), replace(H200, sms=40))
     refused: list[tuple[dict[str, Any], str]] = [
         ({"candidates": 64}, "candidates of 128, 256"),
-        ({"listed": 48}, "listed of 32, 64, 128"),
+        ({"listed": 48}, "listed of 32, 64, 128, 256"),
         ({"previous": 8}, "previous of 32"),
-        ({"warps": 4}, "warps of 8, 16"),
         ({"vectors": 9}, "1 to 8"),
         ({"wanted": 0}, "1 to 15"),
     ]
@@ -358,13 +400,17 @@ def test_layouts_cover_the_vocabulary_and_the_previous_tokens(vocab: int, batch:
     assert layout.previous % (layout.parts * layout.block) == 0
     assert layout.parts == 1 or layout.parts * batch * steps <= layout.ctas
     assert 1 <= layout.team <= layout.ctas // batch
-    assert layout.warps * layout.ctas == 16 * H200.sms
-    assert layout.smem_bytes * layout.ctas // H200.sms <= H200.smem_bytes_per_cta
+    assert layout.ctas == H200.sms
+    assert layout.smem_bytes <= H200.smem_bytes_per_cta
 
 
+@pytest.mark.parametrize("smem_bytes", [H200.smem_bytes_per_cta, 166_912, 101_376])
 @pytest.mark.parametrize("columns", [1, 16, 17, 112, 256, 257, 448, 1024, 2048])
-def test_every_column_has_its_place(columns: int) -> None:
-    layout = LogitsLayout.of(columns)
+def test_every_column_has_its_place(columns: int, smem_bytes: int) -> None:
+    layout = LogitsLayout.of(columns, replace(H200, smem_bytes_per_cta=smem_bytes))
     assert 16 * layout.tiles * layout.groups >= columns
     assert 16 * layout.tiles * (layout.groups - 1) < columns, "no group without columns"
-    assert layout.smem_bytes <= H200.smem_bytes_per_cta
+    assert 1 <= layout.stages <= 3
+    assert layout.smem_bytes <= smem_bytes
+    with pytest.raises(Unsupported, match="logits of a settled walk need 75,008 bytes of shared memory and h200 has 65,536"):
+        LogitsLayout.of(columns, replace(H200, smem_bytes_per_cta=65_536))

@@ -167,7 +167,7 @@ def test_walks_compile_without_spills(case: Case) -> None:
 @pytest.mark.parametrize("arch", DEVICES)
 @pytest.mark.parametrize("columns", [16, 112, 1024])
 def test_the_pass_that_writes_logits_compiles(arch: str, columns: int) -> None:
-    kernel = compile_logits(LogitsLayout.of(columns), DEVICES[arch])
+    kernel = compile_logits(LogitsLayout.of(columns, DEVICES[arch]), DEVICES[arch])
     assert kernel.registers <= 128, "16 warps a CTA"
 
 

@@ -14,7 +14,6 @@
 namespace wts {
 
 constexpr int kSliceWords = 16, kOffers = kSliceWords - 1;
-constexpr uint32_t kLeastUpper = 0x007F;   // of -inf
 constexpr uint32_t kNothing = 0x7FFF7FFF;  // two NaN: they reach no threshold
 
 // An offered row: the upper half of its order << 16, then which of its slice's rows it is. 0 is none.
@@ -49,14 +48,21 @@ struct Offer {
   __device__ void load(const uint16_t* row, int slice, Slice& rows) const {
     const int lane = threadIdx.x % 32;
     const bool aligned = reinterpret_cast<uint64_t>(row) % 16 == 0;
-    uint32_t others = 0;  // vectors that the vocabulary does not fill, or that lie at an odd address
+    constexpr int kFull = S.vectors - 1;      // vectors that a vocabulary of some size fills for every slice
+    uint32_t others = (1u << S.vectors) - 1;  // vectors that it does not fill, or that lie at an odd address
+    if (aligned && S.slices * kFull * 16 * kSectorRows <= p.walk.vocab) {
+      const uint16_t* source = row + first_row(slice, lane, 0);
 #pragma unroll
-    for (int i = 0; i < S.vectors; i++) {
-      const int first = first_row(slice, lane, i);
-      if (aligned && first + 8 <= p.walk.vocab)
-        copy_async_16(&rows[i][lane], row + first);
-      else
-        others |= 1u << i;
+      for (int i = 0; i < kFull; i++) copy_async_16(&rows[i][lane], source + i * (first_row(0, 0, 1) - first_row(0, 0, 0)));
+      others = 1u << kFull;
+    }
+    if (aligned) {
+#pragma unroll
+      for (int i = 0; i < S.vectors; i++) {
+        if (!(others >> i & 1) || first_row(slice, lane, i) + 8 > p.walk.vocab) continue;
+        copy_async_16(&rows[i][lane], row + first_row(slice, lane, i));
+        others ^= 1u << i;
+      }
     }
 #pragma unroll 1
     for (; others; others &= others - 1) {
@@ -66,7 +72,6 @@ struct Offer {
       for (int e = 0; e < 8; e++) target[e] = first + e < p.walk.vocab ? row[first + e] : static_cast<uint16_t>(kNothing);
     }
     __syncwarp();
-    copy_async_commit();
   }
 
   // One warp: the slice in `rows`, whose step of a request is number `pair`.
@@ -74,31 +79,29 @@ struct Offer {
     const int lane = threadIdx.x % 32;
     const float largest = S.sampling && !rule.greedy ? draw(rule, slice, rows) : 0.0f;
     const uint32_t best = best_of(rows);
-    uint32_t least;
+    const uint32_t rank = rank_of(best);
+    uint32_t least, place, all;
     uint64_t hits;
-    bool fit;
 #pragma unroll 1
-    for (int wanted = S.wanted;; wanted /= 2) {  // one slice in fifty has more rows than places, and then offers half as many
-      least = threshold(best, wanted);
+    for (uint32_t wanted = S.wanted;; wanted /= 2) {  // one slice in fifty has more rows than places, and then offers half as many
+      const uint32_t last = __shfl_sync(~0u, best, __ffs(__ballot_sync(~0u, rank + 1 == wanted)) - 1);
+      least = last == 0 ? kLeastUpper : last;  // what every row reaches, where fewer lanes have one
       hits = best >= least ? reaching(rows, bf16_of_upper(least)) : 0;
-      fit = __reduce_add_sync(~0u, __popc(static_cast<uint32_t>(hits)) + __popc(static_cast<uint32_t>(hits >> 32))) <= kOffers;
-      if (fit || wanted == 1) break;
+      all = count(__popc(static_cast<uint32_t>(hits)) + __popc(static_cast<uint32_t>(hits >> 32)), place);
+      if (all <= kOffers || wanted == 1) break;
     }
     if (lane < kOffers) smem.offered[lane] = 0;
     __syncwarp();
-    int count = 0;
 #pragma unroll 1
-    for (uint32_t votes; (votes = __ballot_sync(~0u, hits != 0)) != 0; count += __popc(votes)) {
-      const int place = count + __popc(votes & ((1u << lane) - 1));
+    for (; __any_sync(~0u, hits != 0); place++, hits &= hits - 1) {
       if (hits != 0 && place < kOffers) {
         const int element = __ffsll(static_cast<int64_t>(hits)) - 1;
         const uint16_t row = reinterpret_cast<const uint16_t*>(&rows[element / 8][lane])[element % 8];
         smem.offered[place] = offer_key(upper_order(row), element, lane);
       }
-      hits &= hits - 1;
     }
     // Of too many equal ones some stay behind. The largest |base logit| is a bf16.
-    const uint32_t outside = !fit ? least : least == kLeastUpper ? 0 : least - 1;
+    const uint32_t outside = all > kOffers ? least : least == kLeastUpper ? 0 : least - 1;
     if (lane == kOffers) smem.offered[kOffers] = (S.sampling ? __float_as_uint(largest) & 0xFFFF0000u : 0) | outside;
     __syncwarp();
     uint64_t* offered = p.offered + (static_cast<int64_t>(pair) * S.slices + slice) * kSliceWords;
@@ -107,7 +110,7 @@ struct Offer {
   }
 
  private:
-  // In place of base logits the upper halves of drawn scores. The largest |base logit| of the warp that is finite.
+  // In place of base logits the upper halves of what drawn scores are at most. The largest |base logit| of the warp that is finite.
   __device__ float draw(const Rule& rule, int slice, Slice& rows) const {
     const int lane = threadIdx.x % 32;
     float largest = 0.0f;
@@ -125,7 +128,7 @@ struct Offer {
           const float logit = widen(static_cast<uint16_t>(words[w] >> (16 * e)));
           const bool there = first + 2 * w + e < p.walk.vocab;
           if (there && fabsf(logit) < -kMinusInfinity) largest = fmaxf(largest, fabsf(logit));
-          const float score = row_score(logit, rule.inverse, gumbel(noise[w / 2].w[w % 2 * 2 + e]));
+          const float score = fmaxf(__fmaf_ru(logit, rule.inverse, gumbel_bound(noise[w / 2].w[w % 2 * 2 + e])), kMinusInfinity);
           bits[e] = there ? __float_as_uint(score) : kNothing;
         }
         words[w] = __byte_perm(bits[0], bits[1], 0x7632);
@@ -146,18 +149,29 @@ struct Offer {
     return max(upper_order(best & 0xFFFFu), upper_order(best >> 16));
   }
 
-  // The largest that `wanted` lanes' best reach; what every row reaches, where fewer lanes have one.
-  __device__ static uint32_t threshold(uint32_t best, int wanted) {
-    uint32_t found;
-    int reached = 0;
-#pragma unroll 1
-    do {
-      found = __reduce_max_sync(~0u, best);
-      if (found == 0) return kLeastUpper;
-      reached += __popc(__ballot_sync(~0u, best == found));
-      if (best == found) best = 0;
-    } while (reached < wanted);
-    return found;
+  // How many lanes' best come before this one's: larger ones, and of equal ones those of lower lanes. 32 shuffles that wait for nothing
+  // take less than eight maxima one after the other.
+  __device__ static uint32_t rank_of(uint32_t best) {
+    const uint32_t key = best << 5 | (31 - threadIdx.x % 32);
+    uint32_t rank = 0;
+#pragma unroll
+    for (int lane = 0; lane < 32; lane++) rank += __shfl_sync(~0u, key, lane) > key ? 1 : 0;
+    return rank;
+  }
+
+  // What the lanes have together, and in `before` what those before this one have. A lane that has more than there are places for, 64 at
+  // most, counts as one too many.
+  __device__ static uint32_t count(uint32_t own, uint32_t& before) {
+    const uint32_t counted = min(own, static_cast<uint32_t>(kSliceWords)), lower = (1u << threadIdx.x % 32) - 1;
+    uint32_t all = 0;
+    before = 0;
+#pragma unroll
+    for (int bit = 0; 1 << bit <= kSliceWords; bit++) {
+      const uint32_t votes = __ballot_sync(~0u, (counted >> bit & 1) != 0);
+      all += __popc(votes) << bit;
+      before += __popc(votes & lower) << bit;
+    }
+    return all;
   }
 
   // Which of this lane's rows reach `least`: bit 8 i + e is element e of vector i.

@@ -10,11 +10,11 @@ constexpr int kRank256 = 256;
 
 // How a walk is laid out. A slice is what one warp looks through: 256 * vectors rows of a step's base logits, in sectors of 16.
 struct CertifiedShape {
-  int warps;       // of a CTA: 16, or 8 where two CTAs share an SM
+  int warps;       // of a CTA: 16
   bool sampling;   // rows with temperature > 0 are drawn, rule GUMBEL; else all are greedy
   int slices;      // of a step
   int vectors;     // 16-byte loads of a lane
-  int buffers;     // slices that a warp has room for: 2 where it looks through many
+  int buffers;     // slices that a warp has room for: several where it looks through many
   int wanted;      // best rows that a slice offers, if it has as many, and not many more
   int candidates;  // of a step, at most: 128 or 256
   int previous;    // the best of them, which are weighed as previous tokens of the next step
@@ -22,11 +22,23 @@ struct CertifiedShape {
   bool tables;     // what follows every candidate is weighed beforehand; else a CTA a request weighs what follows its token, step by step
   int parts;       // CTAs that share the table of a step
   int extras;      // winners that are not among those, but are weighed nevertheless
-  int team;        // CTAs of a request
-  int list;        // rows that each token's list names: 64
+  int team;        // CTAs of a request; without tables one
+  int list;        // rows that each token's list names
   int smem_bytes;  // dynamic
   bool clocks;     // stamp the phases
 };
+
+// Warps of a CTA that weigh: all of them where tables are made. Of many requests some, and the others go on with slices of later steps.
+constexpr int weighing_warps(const CertifiedShape& s) {
+  return s.tables ? s.warps : s.warps / 2 > s.candidates / 16 ? s.warps / 2 : s.candidates / 16;
+}
+template <CertifiedShape S>
+__device__ void sync_weighing() {
+  if constexpr (weighing_warps(S) == S.warps)
+    __syncthreads();
+  else
+    barrier_sync(1, 32 * weighing_warps(S));
+}
 
 struct CertifiedParams {
   Params walk;                  // weights, latents: W2 and W1 as they are; mail: two banks of words, see Mail
@@ -74,9 +86,10 @@ struct Mail {
   uint64_t order, best;              // an order to the team: see search.cuh
   uint64_t searched;                 // CTAs of the team that have carried out orders
   uint64_t found[kCertifiedSteps];   // by order: the best key
+  uint64_t posted[kCertifiedSteps];  // without tables, of all requests in a row: whose order is the next, and 1
   uint64_t padding[5];
 };
-static_assert(sizeof(Mail) == 576, "kernels/backends/certified_sm80.py sizes the banks");
+static_assert(sizeof(Mail) == 832, "kernels/backends/certified_sm80.py sizes the banks");
 
 constexpr int kArrivedWords = 8;
 
@@ -84,8 +97,11 @@ __device__ inline Mail* mail_bank(const CertifiedParams& p, uint32_t round) {
   return reinterpret_cast<Mail*>(p.walk.mail + kArrivedWords) + (round & 1) * static_cast<uint64_t>(p.requests);
 }
 
-// CTAs that have begun this launch, so know its round: the word stands before the banks, one for each.
+// Words before the banks, one for each. CTAs that have begun this launch, so know its round; without tables: orders of all requests, and
+// requests that are done.
 __device__ inline uint64_t* arrived(const CertifiedParams& p, uint32_t round) { return p.walk.mail + (round & 1); }
+__device__ inline uint64_t* orders(const CertifiedParams& p, uint32_t round) { return p.walk.mail + 2 + (round & 1); }
+__device__ inline uint64_t* finished(const CertifiedParams& p, uint32_t round) { return p.walk.mail + 4 + (round & 1); }
 
 __device__ inline uint64_t await_at_least(const uint64_t* word, uint64_t count) {
   uint64_t seen;
@@ -98,7 +114,7 @@ __device__ inline uint64_t await_at_least(const uint64_t* word, uint64_t count) 
 }
 
 // When the second CTA (of the second step's table) and the last one (the last request's leader) came to the end of a phase.
-enum class Phase { kBegun, kOffered, kAwaited, kPicked, kListed, kGathered, kMultiplied, kWeighed, kTabled, kFetched, kWalked, kCount };
+enum class Phase { kBegun, kKnown, kOffered, kAwaited, kPicked, kGathered, kMultiplied, kWeighed, kTabled, kFetched, kWalked, kCount };
 template <CertifiedShape S>
 __device__ void phase(const CertifiedParams& p, Phase phase) {
   if constexpr (S.clocks) {
@@ -123,6 +139,12 @@ __host__ __device__ constexpr uint32_t certified_row(uint64_t key) {
 }
 __host__ __device__ constexpr uint32_t certified_place(uint64_t key) { return static_cast<uint32_t>(key) & ((1u << kPlaceBits) - 1); }
 __host__ __device__ constexpr uint32_t certified_order(uint64_t key) { return static_cast<uint32_t>(key >> 32); }
+
+// The largest key of a warp.
+__device__ inline uint64_t over_warp(uint64_t own) {
+  const uint32_t upper = own >> 32, most = __reduce_max_sync(~0u, upper);
+  return static_cast<uint64_t>(most) << 32 | __reduce_max_sync(~0u, upper == most ? static_cast<uint32_t>(own) : 0u);
+}
 
 // An entry of a table: the key's lower 28 bits, and above them whether the step is proved. Candidates that are not there have kNobody.
 constexpr uint32_t kProved = 1u << 31, kNobody = 1;

@@ -32,10 +32,20 @@ struct Pick {
     __device__ void reset() { outside = largest = 0; }
   };
 
-  // All threads; ends with a barrier, and one must have followed Set::reset. Each half of the CTA picks the candidates of one step.
-  __device__ static void run(const CertifiedParams& p, const int (&pairs)[2], Set (&sets)[2], uint32_t round) {
-    const int half = threadIdx.x / 32 / kWarps, warp = threadIdx.x / 32 % kWarps, lane = threadIdx.x % 32;
-    const uint64_t* offered = p.offered + static_cast<int64_t>(half == 0 ? pairs[0] : pairs[1]) * S.slices * kSliceWords;
+  // All that weigh; ends with a barrier, and one must have followed Set::reset. Each half of the CTA picks the candidates of one step, of
+  // the second step only those with places from `begin` to `end`, of the first `previous`: these are each one warp's.
+  __device__ static void run(const CertifiedParams& p, const int (&pairs)[2], int begin, int end, Set (&sets)[2], uint32_t round) {
+    const int half = threadIdx.x / 32 / kWarps, warp = threadIdx.x / 32 % kWarps;
+    if (half == 0 || (S.tables && warp * kFirst < end && (warp + 1) * kFirst > begin))
+      one(p, half == 0 ? pairs[0] : pairs[1], warp, sets[half], round);
+    sync_weighing<S>();
+  }
+
+ private:
+  // One warp: its candidates of a step.
+  __device__ static void one(const CertifiedParams& p, int pair, int warp, Set& set, uint32_t round) {
+    const int lane = threadIdx.x % 32;
+    const uint64_t* offered = p.offered + static_cast<int64_t>(pair) * S.slices * kSliceWords;
     const auto slice = [&](int j) { return warp + kWarps * (2 * j + lane / kSliceWords); };
     uint32_t keys[kLoads];
     await_tagged(round, [&](int j) { return slice(j) < S.slices ? offered + slice(j) * kSliceWords + lane % kSliceWords : nullptr; }, keys);
@@ -52,7 +62,6 @@ struct Pick {
     }
     best = __reduce_max_sync(~0u, best) >> 16;
     const Cuts cuts = cut(keys, best - min(best, kWindow - 1));
-    Set& set = sets[half];
     int first = 0, others = 0;
 #pragma unroll
     for (int j = 0; j < kLoads; j++) {
@@ -77,10 +86,8 @@ struct Pick {
       largest = __reduce_max_sync(~0u, largest);
       if (lane == 0) atomicMax(&set.largest, largest);
     }
-    __syncthreads();
   }
 
- private:
   struct Cuts {
     uint32_t first, last;  // rows above `last` are candidates, those above `first` previous tokens too
   };

@@ -1,9 +1,10 @@
 // A step that is not proved: of all rows only those can win whose base logit and the largest bias outside the list reach the best score
 // found. A request's team of CTAs looks for them and scores them. Few are left as a rule; where many are, this is a pass over W2.
 //
-// The last CTA of a team leads: it walks, and orders a search when a step needs one. The others wait for orders.
+// The last CTA of a team leads: it walks, and orders a search when a step needs one. The others wait for orders. Without tables a team is
+// one CTA, and those that lead none help everybody, between two slices of base logits and after the last.
 #pragma once
-#include "certified/rule.cuh"
+#include "certified/offer.cuh"
 
 namespace wts {
 
@@ -34,42 +35,84 @@ template <CertifiedShape S>
 struct Search {
   using Rule = RowRule<S.sampling>;
   static constexpr int kOfLane = 8;  // neighbouring rows: 16 bytes of base logits
-  static constexpr int kAtOnce = 4;  // rows of W2 that a warp has under way
+  static constexpr int kAtOnce = 8;  // rows of W2 that a warp has under way
+
+  struct Smem {
+    uint32_t rows[64];  // that can reach, until there are enough to score
+  };
+
+  // Of all warps that search.
+  struct Share {
+    int own, all;
+  };
 
   const CertifiedParams& p;
+  Smem& smem;
 
-  // All threads of CTA `member` of the team: the best keys of its rows that can reach the order of `best` go to `mail.found`. The key of
-  // `best`.
-  __device__ uint64_t run(int request, const Order& order, int member, float largest, uint32_t round, Mail& mail) const {
+  // One warp: the best key of its share of the rows that can reach the order of `best` goes to `mail.found`. The key of `best`.
+  __device__ uint64_t run(int request, const Order& order, const Share& share, uint32_t round, Mail& mail) const {
     const Params& walk = p.walk;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int step = order.step;
+    const int lane = fresh_thread() % 32, step = order.step;
     const uint16_t* base = walk.base + request * walk.base_request_stride + step * walk.base_step_stride;
     const Rule rule = Rule::of(walk, request, step, round);
     const float bias = __ldg(p.list_bound + order.previous);
     const uint4 latent = __ldg(reinterpret_cast<const uint4*>(walk.latents) + static_cast<int64_t>(order.previous) * 32 + lane);
-    const uint64_t known = certified_order(order.best) ? order.best : scored(rule, latent, base, order.best);
+    const uint64_t known = certified_order(order.best) ? order.best : again(rule, latent, base, order.best);
     const uint32_t needed = certified_order(known);
+    const uint32_t below = rule.greedy ? below_reach(rule, bias, needed) : 0;
+    const float largest = S.sampling ? largest_base(request * walk.steps + step, round) : 0.0f;
+    uint32_t* rows = smem.rows;
     uint64_t best = 0;
-    const int stride = S.team * S.warps * 32 * kOfLane;
+    int found = 0;
+    const int stride = share.all * 32 * kOfLane;
     const bool aligned = reinterpret_cast<uint64_t>(base) % 16 == 0;
+    int begin = share.own * 32 * kOfLane;
+    uint4 pairs = eight(base, begin + lane * kOfLane, aligned);
 #pragma unroll 1
-    for (int begin = (member * S.warps + warp) * 32 * kOfLane; begin < walk.vocab; begin += stride) {
-      const uint4 pairs = eight(base, begin + lane * kOfLane, aligned);
+    for (; begin < walk.vocab; begin += stride) {
+      const uint4 next = eight(base, begin + stride + lane * kOfLane, aligned);
 #pragma unroll 1
       for (int e = 0; e < kOfLane; e++) {
         const uint32_t word = e < 4 ? (e < 2 ? pairs.x : pairs.y) : (e < 6 ? pairs.z : pairs.w);
-        const float logit = widen(static_cast<uint16_t>(word >> (16 * (e % 2))));
-        best = max(best, survivors(rule, latent, begin + e, logit, bias, largest, needed));
+        const int row = begin + lane * kOfLane + e;
+        const uint16_t logit = static_cast<uint16_t>(word >> (16 * (e % 2)));
+        const bool can = row < walk.vocab && (rule.greedy ? max(upper_order(logit), kLeastUpper) > below
+                                                          : reaches(rule, row, widen(logit), bias, largest, needed));
+        const uint32_t votes = __ballot_sync(~0u, can);
+        if (can) rows[found + __popc(votes & ((1u << lane) - 1))] = row;
+        found += __popc(votes);
+        __syncwarp();
+        if (found < 32) continue;
+        best = max(best, scored(rule, latent, base, rows, 32));
+        found -= 32;
+        const uint32_t kept = rows[32 + lane];
+        __syncwarp();
+        rows[lane] = kept;
       }
+      pairs = next;
     }
+    __syncwarp();
+    best = over_warp(max(best, scored(rule, latent, base, rows, found)));
     if (lane == 0 && best) red_max_relaxed(&mail.found[order.number - 1], best);
     return known;
   }
 
  private:
+  // One warp: the largest |base logit| of a step, request * steps + step.
+  __device__ float largest_base(int pair, uint32_t round) const {
+    uint32_t most = 0, word[1];
+    const uint64_t* bounds = p.offered + static_cast<int64_t>(pair) * S.slices * kSliceWords + kOffers;
+#pragma unroll 1
+    for (int first = 0; first < S.slices; first += 32) {
+      const int slice = first + fresh_thread() % 32;
+      await_tagged(round, [&](int) { return slice < S.slices ? bounds + slice * kSliceWords : nullptr; }, word);
+      most = max(most, word[0] & 0xFFFF0000u);
+    }
+    return __uint_as_float(__reduce_max_sync(~0u, most));
+  }
+
   // One warp: the key of a row of which `entry` has only the lower bits.
-  __device__ uint64_t scored(const Rule& rule, const uint4& latent, const uint16_t* base, uint64_t entry) const {
+  __device__ uint64_t again(const Rule& rule, const uint4& latent, const uint16_t* base, uint64_t entry) const {
     const uint32_t row = certified_row(entry);
     float sum = dot(__ldg(p.walk.weights + static_cast<int64_t>(row) * 32 + threadIdx.x % 32), latent);
 #pragma unroll
@@ -87,27 +130,33 @@ struct Search {
     return make_uint4(words[0], words[1], words[2], words[3]);
   }
 
-  // One warp, every eighth row from `first` on, one of each lane: the best key of those that can reach the order `needed`.
-  __device__ uint64_t survivors(const Rule& rule, const uint4& latent, int first, float logit, float bias, float largest,
-                                uint32_t needed) const {
-    const Params& walk = p.walk;
-    const int lane = threadIdx.x % 32, row = first + kOfLane * lane;
-    const float noise = rule.noise(row);
-    const float reach = rule.greedy ? logit : row_score(logit, rule.inverse, noise);
-    const bool can = row < walk.vocab && rule.bound(fmaxf(reach, kMinusInfinity), bias, largest) >= needed;
-    uint32_t votes = __ballot_sync(~0u, can);
+  // Of a drawn row.
+  __device__ static bool reaches(const Rule& rule, int row, float logit, float bias, float largest, uint32_t needed) {
+    return rule.bound(fmaxf(row_score(logit, rule.inverse, rule.noise(row)), kMinusInfinity), bias, largest) >= needed;
+  }
+
+  // Of a greedy step: the largest upper order of a base logit that cannot reach `needed`.
+  __device__ static uint32_t below_reach(const Rule& rule, float bias, uint32_t needed) {
+    uint32_t below = 0;
+#pragma unroll 1
+    for (uint32_t bit = 1u << 15; bit > 0; bit >>= 1)
+      if (rule.bound(rule.most_of_upper(below + bit), bias, 0.0f) < needed) below += bit;
+    return below;
+  }
+
+  // One warp: of `count` rows, 32 at most, each lane's best key.
+  __device__ uint64_t scored(const Rule& rule, const uint4& latent, const uint16_t* base, const uint32_t* rows, int count) const {
+    const int lane = threadIdx.x % 32;
     uint64_t best = 0;
-    while (votes) {
-      int lanes[kAtOnce];
+#pragma unroll 1
+    for (int first = 0; first < count; first += kAtOnce) {
       uint4 weights[kAtOnce];
-      float sum[kAtOnce];
+      float sum[kAtOnce], own = 0.0f;
 #pragma unroll
-      for (int n = 0; n < kAtOnce; n++) {
-        lanes[n] = votes ? __ffs(votes) - 1 : -1;
-        votes &= votes - 1;
-        const int of = first + kOfLane * (lanes[n] < 0 ? lanes[0] : lanes[n]);
-        weights[n] = __ldg(walk.weights + static_cast<int64_t>(of) * 32 + lane);
-      }
+      for (int n = 0; n < kAtOnce; n++)
+        weights[n] = __ldg(p.walk.weights + static_cast<int64_t>(rows[min(first + n, count - 1)]) * 32 + lane);
+      const uint32_t row = rows[min(first + lane % kAtOnce, count - 1)];
+      const float logit = widen(__ldg(base + row));
 #pragma unroll
       for (int n = 0; n < kAtOnce; n++) sum[n] = dot(weights[n], latent);
 #pragma unroll
@@ -115,11 +164,9 @@ struct Search {
 #pragma unroll
         for (int n = 0; n < kAtOnce; n++) sum[n] = __fadd_rn(sum[n], __shfl_xor_sync(~0u, sum[n], distance));
 #pragma unroll
-      for (int n = 0; n < kAtOnce; n++) {
-        if (lanes[n] < 0) break;
-        const uint32_t score = rule.order(Rule::corrected(sum[n], __shfl_sync(~0u, logit, lanes[n])), __shfl_sync(~0u, noise, lanes[n]));
-        best = max(best, certified_key(score, first + kOfLane * lanes[n], 0));
-      }
+      for (int n = 0; n < kAtOnce; n++)
+        if (lane % kAtOnce == n) own = sum[n];
+      best = max(best, certified_key(rule.order(Rule::corrected(own, logit), rule.noise(row)), row, 0));
     }
     return best;
   }

@@ -13,24 +13,27 @@ template <CertifiedShape S>
 struct Weigh {
   using Rule = RowRule<S.sampling>;
   using Set = typename Pick<S>::Set;
-  static constexpr int kThreads = 32 * S.warps;
+  static constexpr int kWarps = weighing_warps(S), kThreads = 32 * kWarps;
   static constexpr int kTiles = S.candidates / 16;  // of 16 candidates, one a warp
-  static constexpr int kShares = S.warps / kTiles, kRows = S.block / 16;
+  static constexpr int kShares = kWarps / kTiles, kRows = S.block / 16;
   static constexpr int kHalves = kShares < kRows ? kShares : kRows;  // warps that share a tile, each with its part of the previous tokens
   static constexpr int kRowTiles = kRows / kHalves;                  // of 16 previous tokens, of a warp
-  static constexpr int kLatentBytes = 2 * kRank256 + 64;             // 36 chunks apart, so that eight lanes meet eight groups of banks
-  static constexpr int kListParts = S.list / 32, kListLoads = S.block * S.list / kThreads, kAtOnce = kListLoads < 4 ? kListLoads : 4;
-  static_assert(kHalves > 0 && kRowTiles * kHalves * 16 == S.block);
-  static_assert(S.list % 32 == 0 && kListLoads * kThreads == S.block * S.list && kListLoads % kAtOnce == 0);
-  static_assert(kTiles + kListParts <= 32, "a lane each");
+  static constexpr int kMultiplying = kTiles * kHalves;              // warps
+  static constexpr int kIdle = kMultiplying < kWarps ? kMultiplying : 0;  // the first warp that brings what is not W2: others have to do
+  static constexpr int kLatentBytes = 2 * kRank256 + 64;                  // 36 chunks apart, so that eight lanes meet eight groups of banks
+  static constexpr int kAtOnce = S.list < 64 ? 1 : 2;                     // entries of a list, of a lane
+  static_assert(kHalves > 0 && kRowTiles * kHalves * 16 == S.block && S.list % 32 == 0 && kTiles <= 32);
 
   struct Smem {
     alignas(16) uint8_t latents[S.block * kLatentBytes];
-    uint64_t best[kTiles + kListParts][S.block];  // of every tile, and of every 32 rows of a list
+    alignas(16) int32_t listed[S.block][S.list];
+    alignas(16) uint16_t biases[S.block][S.list];
+    float bound[S.block];            // of what lists leave out
+    uint64_t best[kTiles][S.block];  // of every tile
     float base[S.candidates];
     float noise[S.candidates];
     uint32_t previous[S.block];  // kNoRow where there is none
-    float bound[S.block];        // of what their lists leave out
+    bool stopped[2];
   };
 
   const CertifiedParams& p;
@@ -41,49 +44,53 @@ struct Weigh {
   uint4 weights[2][8];
 
   // All threads: what follows each of the first `count` previous tokens in smem.previous, told once by `done(place, key, proved)`. The
-  // first block gathers the candidates' rows too. Begins after a barrier; the caller's must follow.
-  template <class Done>
-  __device__ void block(int count, bool gathers, Done&& done) {
-    const int thread = fresh_thread();
-    Listed listed = ask(count, 0);  // first, for base logits wait for rows
-    if (thread < count) smem.bound[thread] = __ldg(p.list_bound + previous(thread));
-#pragma unroll 1
-    for (int i = thread; i < count * 32; i += kThreads)  // whole warps
-      copy_async_16(smem.latents + i / 32 * kLatentBytes + i % 32 * 16,
-                    p.walk.latents + (static_cast<int64_t>(previous(i / 32)) * 32 + i % 32) * 16);
+  // first block gathers the candidates' rows too. Whether all was done: not where `stop()`, which one thread asks, says so. Begins after a
+  // barrier; the caller's must follow.
+  template <class Stop, class Done>
+  __device__ bool block(int count, bool gathers, Stop&& stop, Done&& done) {
     if (gathers) gather();
-    judge(listed, count, 0);
-#pragma unroll 1
-    for (int first = kAtOnce; first < kListLoads; first += kAtOnce) judge(ask(count, first), count, first);
-    phase<S>(p, Phase::kListed);
+    bring(count);
+    if (gathers) judge_base();
     copy_async_wait();
-    __syncthreads();
+    if (fresh_thread() == kThreads - 1) smem.stopped[0] = stop();
+    sync_weighing<S>();
     phase<S>(p, Phase::kGathered);
+    if (smem.stopped[0]) return false;
+    Listed listed = ask(fresh_thread() / 32, count);
     products(count);
-    __syncthreads();
+    if (fresh_thread() == kThreads - 1) smem.stopped[1] = stop();
+    sync_weighing<S>();
+    if (smem.stopped[1]) return false;
     phase<S>(p, Phase::kMultiplied);
 #pragma unroll 1
-    for (int i = thread / 32; i < count; i += S.warps) {
-      const uint64_t own = thread % 32 < kTiles + kListParts ? smem.best[thread % 32][i] : 0;
-      const uint64_t best = over_warp(own);
-      if (thread % 32 == 0) done(i, best, proved(i, best));
+    for (int i = fresh_thread() / 32; i < count; i += kWarps) {
+      const int lane = fresh_thread() % 32;
+      const uint64_t best = with_list(i, listed, over_warp(lane < kTiles ? smem.best[lane][i] : 0));
+      listed = ask(i + kWarps, count);
+      if (best != 0 && certified_place(best) == 0) prefetch_row(certified_row(best), lane);
+      if (lane == 0) done(i, best, proved(i, best));
     }
+    return true;
   }
 
  private:
-  // All threads: gather W2 rows of the candidates.
+  // All threads: W2 rows of the candidates.
   __device__ void gather() {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const bool multiplies = warp < kTiles * kHalves;
 #pragma unroll
-    for (int half = 0; half < 2 && multiplies; half++) {
+    for (int half = 0; half < 2 && warp < kMultiplying; half++) {
       const uint32_t row = set.row[warp % kTiles * 16 + half * 8 + g];
       const uint4* source = p.walk.weights + static_cast<int64_t>(row == kNoRow ? 0 : row) * (kRank256 / 8) + t;
 #pragma unroll
       for (int i = 0; i < 8; i++) weights[half][i] = __ldg(source + 4 * i);
     }
+  }
+
+  // All threads: base logits of the candidates.
+  __device__ void judge_base() {
+    if (fresh_thread() < 32 * kIdle) return;
 #pragma unroll 1
-    for (int place = threadIdx.x; place < S.candidates; place += kThreads) {
+    for (int place = fresh_thread() - 32 * kIdle; place < S.candidates; place += kThreads - 32 * kIdle) {
       const uint32_t row = set.row[place];
       if constexpr (S.sampling) {
         smem.base[place] = row != kNoRow ? widen(base[row]) : kMinusInfinity;
@@ -94,63 +101,104 @@ struct Weigh {
     }
   }
 
-  // Row 0 stands for none.
-  __device__ uint32_t previous(int i) const { return smem.previous[i] == kNoRow ? 0 : smem.previous[i]; }
-
-  // The largest of a warp.
-  __device__ static uint64_t over_warp(uint64_t own) {
-    const uint32_t upper = own >> 32, most = __reduce_max_sync(~0u, upper);
-    return static_cast<uint64_t>(most) << 32 | __reduce_max_sync(~0u, upper == most ? static_cast<uint32_t>(own) : 0u);
+  // All threads: begin to bring latents and lists of the previous tokens. Of each a whole number of warps, so that lanes agree.
+  __device__ void bring(int count) const {
+    constexpr int kOfBiases = S.list / 8;
+    if (fresh_thread() < 32 * kIdle) return;
+    each_chunk<kRank256 / 8>(count, [&](int of, int chunk, int64_t token) {
+      copy_async_16(smem.latents + of * kLatentBytes + chunk * 16, p.walk.latents + (token * (kRank256 / 8) + chunk) * 16);
+    });
+    each_chunk<S.list / 4>(count, [&](int of, int chunk, int64_t token) {
+      copy_async_16(smem.listed[of] + chunk * 4, p.list_rows + token * S.list + chunk * 4);
+    });
+    each_chunk<kOfBiases>(count, [&](int of, int chunk, int64_t token) {
+      copy_async_16(smem.biases[of] + chunk * 8, p.list_biases + token * S.list + chunk * 8);
+    });
+    each_chunk<1>(count, [&](int of, int, int64_t token) { copy_async_4(smem.bound + of, p.list_bound + token); });
   }
 
-  // Whether this key of previous token `i` is proved to be the step's.
-  __device__ bool proved(int i, uint64_t best) const {
-    const float largest = S.sampling ? __uint_as_float(set.largest) : 0.0f;
-    return best != 0 && certified_order(best) > rule.bound(rule.most_of_upper(set.outside), smem.bound[i], largest);
+  template <int kChunks, class Body>
+  __device__ void each_chunk(int count, Body&& body) const {
+#pragma unroll 1
+    for (int first = fresh_thread() / 32 * 32 - 32 * kIdle; first < count * kChunks; first += kThreads - 32 * kIdle) {
+      const int i = first + fresh_thread() % 32, of = i / kChunks;
+      if (of < count) body(of, i % kChunks, smem.previous[of] == kNoRow ? 0 : smem.previous[of]);
+    }
   }
 
-  // Entries of lists that a thread has under way.
+  __device__ float largest() const { return S.sampling ? __uint_as_float(set.largest) : 0.0f; }
+
+  // Entries of a list that a lane looks at together, and their base logits.
   struct Listed {
-    int32_t row[kAtOnce];
-    uint16_t bias[kAtOnce];
+    uint32_t row[kAtOnce];
+    uint16_t logit[kAtOnce];
   };
-  __device__ static int entry(int thread, int first, int j) { return thread + (first + j) * kThreads; }
 
-  __device__ Listed ask(int count, int first) const {
-    const int thread = fresh_thread();
+  // One warp: the first of previous token `i`, whether they will count or not: while candidates are multiplied they are on their way.
+  __device__ Listed ask(int i, int count) const {
     Listed listed{};
 #pragma unroll
     for (int j = 0; j < kAtOnce; j++) {
-      if (entry(thread, first, j) / S.list >= count) break;
-      const int64_t at = static_cast<int64_t>(previous(entry(thread, first, j) / S.list)) * S.list + entry(thread, first, j) % S.list;
-      listed.row[j] = __ldg(p.list_rows + at);
-      listed.bias[j] = __ldg(p.list_biases + at);
+      if (i >= count) break;
+      listed.row[j] = smem.listed[i][fresh_thread() % 32 + 32 * j];
+      listed.logit[j] = __ldg(base + listed.row[j]);
     }
     return listed;
   }
 
-  __device__ void judge(const Listed& listed, int count, int first) const {
-    const int thread = fresh_thread();
-    uint16_t logit[kAtOnce];
+  // One warp: the better of `best` and what the list of previous token `i` lifts, of which `listed` are the first. A listed row that is no
+  // candidate has a base logit of at most `outside`: where that and its bias do not reach the best candidate, which are 95 of 100 entries
+  // of a list, the row need not be looked at.
+  __device__ uint64_t with_list(int i, Listed listed, uint64_t best) const {
+    const float outside = rule.most_of_upper(set.outside);
+    uint64_t found = best;
+#pragma unroll 1
+    for (int entry = fresh_thread() % 32;;) {
+      bool reaches[kAtOnce];
 #pragma unroll
-    for (int j = 0; j < kAtOnce; j++) logit[j] = __ldg(base + listed.row[j]);
+      for (int j = 0; j < kAtOnce; j++) {
+        const float bias = widen(smem.biases[i][entry + 32 * j]);
+        reaches[j] = rule.bound(outside, bias, largest()) >= certified_order(best);
+        if (!reaches[j]) continue;
+        float low = __fadd_rn(widen(listed.logit[j]), bias), high = 0.0f;  // the bias is rounded already
+        round_bf16(low, high);
+        found = max(found, certified_key(rule.order(low, rule.noise(listed.row[j])), listed.row[j], 0));
+      }
+      entry += 32 * kAtOnce;
+      if (entry >= S.list || !__any_sync(~0u, reaches[kAtOnce - 1])) break;  // biases fall
 #pragma unroll
-    for (int j = 0; j < kAtOnce; j++) {
-      if (entry(thread, first, j) / S.list >= count) break;                        // whole warps
-      float low = __fadd_rn(widen(logit[j]), widen(listed.bias[j])), high = 0.0f;  // the bias is rounded already
-      round_bf16(low, high);
-      const uint32_t order = rule.order(low, rule.noise(listed.row[j]));
-      const uint32_t best = __reduce_max_sync(~0u, order);
-      const uint32_t lowest = ~__reduce_max_sync(~0u, order == best ? ~static_cast<uint32_t>(listed.row[j]) : 0u);
-      const int part = entry(thread, first, j) / 32;  // 32 entries of one list
-      if (threadIdx.x % 32 == 0) smem.best[kTiles + part % kListParts][part / kListParts] = certified_key(best, lowest, 0);
+      for (int j = 0; j < kAtOnce; j++) {
+        listed.row[j] = smem.listed[i][entry + 32 * j];
+        listed.logit[j] = __ldg(base + listed.row[j]);
+      }
     }
+    return over_warp(found);
+  }
+
+  // One warp: what weighing a token takes, for one that no candidate is and that will be weighed next if at all.
+  __device__ void prefetch_row(uint32_t row, int lane) const {
+    constexpr int kLatent = 2 * kRank256 / 128, kRowsOf = 4 * S.list / 128, kBiasesOf = 2 * S.list / 128;
+    const int64_t token = row;
+    const auto line = [&](const void* start, int64_t bytes, int n) {
+      prefetch_l2(static_cast<const uint8_t*>(start) + token * bytes + n * 128);
+    };
+    if (lane < kLatent)
+      line(p.walk.latents, 2 * kRank256, lane);
+    else if (lane < kLatent + kRowsOf)
+      line(p.list_rows, 4 * S.list, lane - kLatent);
+    else if (lane < kLatent + kRowsOf + max(1, kBiasesOf))
+      line(p.list_biases, 2 * S.list, lane - kLatent - kRowsOf);
+  }
+
+  // Whether this key of previous token `i` is proved to be the step's.
+  __device__ bool proved(int i, uint64_t best) const {
+    return best != 0 && certified_order(best) > rule.bound(rule.most_of_upper(set.outside), smem.bound[i], largest());
   }
 
   __device__ void products(int count) {
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
     const int tile = warp % kTiles, first = warp / kTiles * kRowTiles;
-    if (warp >= kTiles * kHalves) return;
+    if (warp >= kMultiplying) return;
 #pragma unroll 1
     for (int r = first; r < first + kRowTiles; r++) {
       if (r * 16 >= count) break;

@@ -98,15 +98,25 @@ __device__ inline void copy_async_4(void* shared, const void* global) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(smem_address(shared)), "l"(global) : "memory");
 }
 __device__ inline void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-// 9.7.9.25.3.2, 9.7.9.25.3.3: end a group of this thread's copies; wait until at most the newest group is under way.
+// 9.7.9.25.3.2, 9.7.9.25.3.3: end a group of this thread's copies; wait until at most the newest groups are under way.
 __device__ inline void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-__device__ inline void copy_async_wait_older() { asm volatile("cp.async.wait_group 1;" ::: "memory"); }
+template <int kNewest>
+__device__ inline void copy_async_wait_older() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kNewest) : "memory");
+}
 
 // 10.29: the wall clock in nanoseconds, the same for all SMs; it ticks coarsely.
 __device__ inline uint64_t globaltimer_ns() {
   uint64_t now;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
   return now;
+}
+
+// 9.7.3.21: the logarithm to base 2; absolute error below 2^-22 for x in (0.5, 2), else relative error below 2^-22.
+__device__ inline float log2_approx(float x) {
+  float y;
+  asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
 }
 
 // 9.7.9.15: start bringing a line into L2.

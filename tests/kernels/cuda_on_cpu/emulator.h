@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <type_traits>
 #include <vector>
 
 namespace emulator {
@@ -34,6 +35,7 @@ struct Warp : Rendezvous {
 
 struct Cta : Rendezvous {
   int threads;
+  Rendezvous numbered[16];  // barriers of some of its warps
   std::vector<Warp> warps;
   std::vector<uint8_t> smem;
 };
@@ -247,6 +249,7 @@ inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __int2float_rn(int x) { return static_cast<float>(x); }
+inline float __uint2float_rn(uint32_t x) { return static_cast<float>(x); }
 inline float __fadd_ru(float a, float b) {
   volatile float x = a, y = b;
   return emulator::rounded_up([&] { return x + y; });
@@ -281,8 +284,9 @@ T atomicMax(T* p, T value) {
   *p = std::max(old, value);
   return old;
 }
-inline uint32_t atomicAdd(uint32_t* p, uint32_t value) {
-  const uint32_t old = *p;
+template <class T>
+T atomicAdd(T* p, std::type_identity_t<T> value) {
+  const T old = *p;
   *p = old + value;
   return old;
 }

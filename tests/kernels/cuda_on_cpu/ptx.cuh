@@ -91,7 +91,9 @@ inline void mma_s8(int32_t (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
   });
 }
 
+inline float log2_approx(float x) { return std::log2(x); }
 inline void prefetch_l2(const void*) {}
+inline void barrier_sync(int number, int threads) { emulator::meet(emulator::current->cta->numbered[number], threads, [] {}); }
 inline void copy_async_16(void* shared, const void* global) {
   if ((reinterpret_cast<uintptr_t>(shared) | reinterpret_cast<uintptr_t>(global)) % 16) std::abort();  // as the hardware would
   std::memcpy(shared, global, 16);
@@ -99,6 +101,7 @@ inline void copy_async_16(void* shared, const void* global) {
 inline void copy_async_4(void* shared, const void* global) { std::memcpy(shared, global, 4); }
 inline void copy_async_wait() {}
 inline void copy_async_commit() {}
+template <int kNewest>
 inline void copy_async_wait_older() {}
 inline void copy_bulk(void* shared, const void* global, uint32_t bytes, uint64_t* barrier, uint64_t) {
   cuda::ptx::cp_async_bulk(0, 0, shared, global, bytes, barrier);
