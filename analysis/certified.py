@@ -19,7 +19,7 @@ from analysis.roofline import floor_us
 
 EXPERIMENT = "certified"
 CERTIFIED = "certified_sm80"  # the arm
-LISTED = 64  # rows of a token's list, as the walk takes them
+LISTED = 128  # rows of a token's list, as the walk takes them
 TRAINED, FLAT = "trained", "synthetic"  # families of inputs: rounds that a pair drafted; the paper's logits, the adverse case
 QUANTILES = (0.10, 0.25, 0.50, 0.75, 0.90)
 PREFIXES = (7, 16)  # steps from a round's start, of which shares are given

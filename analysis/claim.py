@@ -118,7 +118,8 @@ class Query:
             own: dict[str, object] = asked | {"temperature": self.temperature}
             return [own, *(own | {"variant": arm} for arm in (self.variant, *self.against))]
         if self.measure == "proved_share":
-            return [{"vocab": self.vocab, "temperature": self.temperature, "candidates": self.candidates, "listed": self.listed}]
+            own = {"vocab": self.vocab, "temperature": self.temperature, "candidates": self.candidates, "listed": self.listed}
+            return [own, own | {"step": self.steps - 1}]  # as many steps as are asked for
         if self.measure in CERTIFIED:
             of_walk: dict[str, object] = {"vocab": self.vocab, "steps": self.steps, "batch": self.batch, "temperature": self.temperature}
             return [of_walk | {"l2": self.l2, "variant": self.variant}]

@@ -161,11 +161,12 @@ def _legend(figure: Figure, found: Found) -> None:
 
 def _foot(found: Found, device: str) -> str:
     runs = {each.run.run_id: each.run for each in found.values()}
-    steps, sets = (np.unique([getattr(each, name) for each in found.values()]) for name in ("steps", "sets"))
+    steps = max(each.steps for cell, each in found.items() if cell.first == _longest(found))
+    sets = sorted({each.sets for each in found.values()})
     missing = [f"T = {temperature:g}" for temperature in TEMPERATURES if not any(cell.temperature == temperature for cell in found)]
     text = (
-        f"Steps of {sets.max():,} rounds that a trained pair drafted, V = {VOCAB:,}. Bars: 95 % intervals over rounds, of the first {_longest(found)} steps. Hollow, at the foot of the "
-        f"axis: none of {steps.max():,} steps, and the bar ends at 3 in so many (95 %, if steps were independent); lines break there. Lifted: proved by a row that only the previous token's "
+        f"Steps of {' to '.join(map(str, dict.fromkeys((sets[0], sets[-1]))))} rounds that a trained pair drafted, V = {VOCAB:,}. Bars: 95 % intervals over rounds, of the first {_longest(found)} steps. Hollow, at the foot of the "
+        f"axis: none of {steps:,} steps, and the bar ends at 3 in so many (95 %, if steps were independent); lines break there. Lifted: proved by a row that only the previous token's "
         f"list names. {', '.join(sorted({run.hardware for run in runs.values()}))}: {', '.join(sorted(runs))}"
     )
     return text + (f"\nNot measured yet, {' and '.join(missing)}: {measure_command(EXPERIMENT, device)}" if missing else "")

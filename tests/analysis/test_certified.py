@@ -155,8 +155,8 @@ def test_shares_are_those_of_the_first_steps(runs: list[Run], proved: dict[Share
         assert each.unproved.value == pytest.approx(1 - inside["proved"].mean())
         assert each.lifted.value == pytest.approx(inside["lifted"].mean())
         assert each.unproved.low <= each.unproved.value <= each.unproved.high
-    many = proved[ShareCell(TRAINED, VOCAB, HEAD, 1.0, 64, 32, 16)]
-    assert many.unproved.value == pytest.approx(unproved(64, 32, 1.0), abs=0.04)
+    many = proved[ShareCell(TRAINED, VOCAB, HEAD, 1.0, 64, 64, 16)]
+    assert many.unproved.value == pytest.approx(unproved(64, 64, 1.0), abs=0.04)
 
 
 def test_without_an_unproved_step_three_in_all_are_the_bound(tmp_path: Path, proved: dict[ShareCell, Share]) -> None:
@@ -170,6 +170,18 @@ def test_without_an_unproved_step_three_in_all_are_the_bound(tmp_path: Path, pro
     assert answer.ours is not None
     assert (answer.ours.value, answer.ours.high) == (1, 1)
     assert answer.ours.low == pytest.approx(1 - 3 / (16 * CERTIFIED_SETS))
+
+
+def test_a_newer_run_of_shorter_rounds_does_not_answer_for_longer_ones(tmp_path: Path) -> None:
+    def change(tables: dict[str, pd.DataFrame]) -> None:
+        rows = tables["certified_shares"]
+        tables["certified_shares"] = rows[rows["step"] < 7].assign(steps=7)
+
+    old = make_runs.certified(tmp_path)
+    _edited(tmp_path, change)
+    book = load_claims()
+    answer = {each.claim.id: each for each in answer_all(book, all_records(book, tmp_path))}["certified.share.m256j64"]
+    assert answer.run_id == old.name
 
 
 def test_of_several_lengths_the_longest_gives_the_shares(tmp_path: Path) -> None:
@@ -234,8 +246,8 @@ def test_the_tables_say_what_was_found(found: dict[Cell, Measured], proved: dict
         assert part in line
     assert len(lines) == 2 + len(found) / 2, "cold L2 only"
     assert {line.count("|") for line in lines} == {12}
-    of = proved[ShareCell(TRAINED, VOCAB, HEAD, 0.0, 64, 64, 16)]
-    assert f"| trained, 151,936, 0 | 64 | 64 | 16 | {100 * (1 - of.unproved.value):.2f} [" in share_table(proved)
+    of = proved[ShareCell(TRAINED, VOCAB, HEAD, 0.0, 64, 128, 16)]
+    assert f"| trained, 151,936, 0 | 64 | 128 | 16 | {100 * (1 - of.unproved.value):.2f} [" in share_table(proved)
     assert certified_table({}) == share_table({}) == "Not measured yet."
     records = {EXPERIMENT: all_runs(results, EXPERIMENT, "h200")}
     for name, table in (("certified", certified_table(found)), ("proved", share_table(proved))):

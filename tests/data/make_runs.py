@@ -612,13 +612,13 @@ def certified_tables(
 
 def unproved(candidates: int, listed: int, temperature: float) -> float:
     """The share of steps that so many rows do not prove."""
-    return (0.2 if temperature else 0.04) * (64 / candidates) ** 1.3 * (32 / listed) ** 0.6
+    return (0.2 if temperature else 0.04) * (64 / candidates) ** 1.3 * (64 / listed) ** 0.6
 
 
 def certified_shares(named: Mapping[str, Any], flat: bool = False, sets: int = CERTIFIED_SETS) -> pd.DataFrame:
     """Every step of rounds of 16, by candidates, listed rows and temperature, proved as `unproved` says; a step in 20 is lifted."""
     rng, steps, rows = np.random.default_rng(22), 16, []
-    for candidates, listed, temperature in ((m, j, t) for m in (64, 256, 512) for j in (32, 64) for t in (0.0, 1.0)):
+    for candidates, listed, temperature in ((m, j, t) for m in (64, 256, 512) for j in (64, 128) for t in (0.0, 1.0)):
         hidden = rng.random((sets, steps)) < (1.0 if flat else unproved(candidates, listed, temperature))
         lifted = (rng.random((sets, steps)) < 0.05) & ~hidden
         of = dict(named) | {"steps": steps, "temperature": temperature, "candidates": candidates, "listed": listed}

@@ -19,7 +19,7 @@ from tests.figures.page import assert_apart_on_the_page, line_of
 pytestmark = pytest.mark.usefixtures("closed")
 
 VOCAB, HEAD = 151_936, "qwen_vocab_markov"
-COUNTS, LISTS = (64, 256, 512), (32, 64)
+COUNTS, LISTS = (64, 256, 512), (64, 128)
 PLACES = [(temperature, row) for temperature in (0.0, 1.0) for row in ("unproved", "lifted")]
 
 
@@ -39,11 +39,11 @@ def _shares(results: Path, temperature: float, listed: int, first: int) -> list[
 
 @pytest.fixture
 def few(tmp_path: Path) -> Path:
-    """Where 512 candidates prove every greedy step, and 64 with 32 listed rows leave one of 640."""
+    """Where 512 candidates prove every greedy step, and 64 with 64 listed rows leave one of 640."""
     tables = make_runs.certified_tables(grid=((7, 1, 0.0),))
     rows = tables["certified_shares"]
     rows.loc[(rows["candidates"] == 512) & (rows["temperature"] == 0), "proved"] = True
-    one = (rows["candidates"] == 64) & (rows["listed"] == 32) & (rows["temperature"] == 0)
+    one = (rows["candidates"] == 64) & (rows["listed"] == 64) & (rows["temperature"] == 0)
     rows.loc[one, "proved"] = ~((rows["set"] == 0) & (rows["step"] == 9))[one]
     rows["lifted"] &= rows["proved"]
     make_runs.certified(tmp_path, tables)
@@ -86,7 +86,7 @@ def test_a_share_of_nothing_stands_at_the_foot_with_its_bound_and_breaks_the_lin
         figure.canvas.draw()
     labels = dict(zip(axes.get_yticks(), [label.get_text() for label in axes.get_yticklabels()], strict=True))
     assert labels[foot] == "none"
-    assert not _ys(line_of(figure.axes[2], "none 16 32")).size
+    assert not _ys(line_of(figure.axes[2], "none 16 64")).size
 
 
 def test_lists_have_colours_and_markers_of_their_own(results: Path) -> None:
@@ -117,7 +117,7 @@ def test_rounds_of_seven_steps_are_drawn_whole(tmp_path: Path) -> None:
     tables["certified_shares"] = rows[(rows["step"] < 7) & (rows["temperature"] == 0)].assign(steps=7)
     make_runs.certified(tmp_path, tables)
     figure = _drawn(tmp_path)
-    assert line_of(figure.axes[0], "unproved 7 32").get_linestyle() == "-"
+    assert line_of(figure.axes[0], "unproved 7 64").get_linestyle() == "-"
     assert [text.get_text() for text in figure.axes[2].texts] == ["not measured"]
     assert "Not measured yet, T = 1: python -m experiments.run experiment=certified" in " ".join(text.get_text() for text in figure.texts)
 
