@@ -2,7 +2,8 @@
 
 Acceptance length is tokens a round: what the target accepted and the one that it adds. An arm's is sum(tokens) / sum(rounds) over prompts and
 passes. Of sampled rounds a record may also say how many tokens were expected to pass, given the draft; they count then, for their mean is the same and
-their variance a fifth. A prompt is drawn whole by the bootstrap (analysis/clusters.py). The change is then tested for equivalence with the margin MARGIN.
+their variance a fifth. It may say so too of drafts that the other arms made in the rounds of an arm's text: then two arms are compared over the rounds of both
+texts, each round with a draft of either, since texts differ more than arms. A prompt is drawn whole by the bootstrap (analysis/clusters.py). The change is then tested for equivalence with the margin MARGIN.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def compare(run: Run, rows: pd.DataFrame, variant: str, default: str = DEFAULT) 
     arms = _paired(run, rows, variant, default)
     if arms is None:
         return None
-    ours, theirs = (_sums(arm) for arm in arms)
+    ours, theirs = (_sums(arm) for arm in _beside(run, arms, (variant, default)))
     change = ratio_change(ours, theirs)
     length, of_default = (float(tokens / rounds) for tokens, rounds in (ours.sum(axis=0), theirs.sum(axis=0)))
     batches = tuple(sorted({int(batch) for batch in rows["batch"]}))
@@ -229,6 +230,30 @@ def _paired(run: Run, rows: pd.DataFrame, variant: str, default: str) -> tuple[p
             f"{run.path}: {variant} has {len(ours)} rows and {default} {len(theirs)}, not of the same batches, passes and prompts; {AGAIN}."
         )
     return ours, theirs
+
+
+def _beside(run: Run, arms: tuple[pd.DataFrame, pd.DataFrame], names: tuple[str, str]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The rows of both arms, each with those of its drafts in the other's rounds, where the record has them.
+
+    Raises:
+        InvalidRun: they are not of the other's rounds.
+    """
+    if "acceptance_beside" not in run.tables or (arms[0]["temperature"] <= 0).all():
+        return arms
+    table, both = run.table("acceptance_beside"), list[pd.DataFrame]()
+    for own, other, name, text in ((arms[0], arms[1], *names), (arms[1], arms[0], *reversed(names))):
+        drafts = table[(table["variant"] == name) & (table["text"] == text)].drop(columns=["source"], errors="ignore")
+        joined = other[[*_NAMED, "pass", "prompt", "rounds"]].merge(
+            drafts, on=[*_NAMED, "pass", "prompt"], how="left", suffixes=("", "_beside")
+        )
+        wrong = joined[(joined["rounds_beside"] != joined["rounds"]) | ~joined["expected"].between(0, joined["rounds"] * joined["steps"])]
+        if len(wrong) or len(joined) != len(other):
+            raise InvalidRun(
+                f"{run.path}: acceptance_beside has not one draft of {name} for every round of {text}: {len(joined)} prompts and {len(other)} in acceptance, "
+                f"{len(wrong)} with other rounds or more than was drafted; {AGAIN}."
+            )
+        both.append(pd.concat([own, joined.assign(length=joined["expected"] + joined["rounds"])]))
+    return both[0], both[1]
 
 
 def _identity(arms: Sequence[pd.DataFrame]) -> Identity:

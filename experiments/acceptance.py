@@ -1,6 +1,7 @@
 """How many tokens of a draft does the target take, walked by one backend and by another: real decoding of held-out prompts (Figure 15).
 
-In a cell (steps, temperature, load) every arm decodes the same prompts in the same groups; of a second pass the order of arms is the opposite one.
+In a cell (steps, temperature, load) every arm decodes the same prompts in the same groups; of a second pass the order of arms is the opposite one. In sampled
+cells all other arms draft every round of an arm's text too: then arms are compared on the same rounds, and how texts differ does not count.
 """
 
 from __future__ import annotations
@@ -56,13 +57,14 @@ class Cell:
 
 
 def run(plan: Plan) -> Outcome:
-    """The tables `acceptance` and, of sampled cells, `acceptance_expected`, a row a prompt, and `acceptance_positions`, a row a source and place in the draft."""
+    """The tables `acceptance`, a row a prompt, and `acceptance_positions`, a row a source and place in the draft; of sampled cells `acceptance_expected`, a
+    row a prompt, and `acceptance_beside`, a row a prompt and another arm."""
     config, ask = plan.config, cast(Acceptance, plan.config.experiment)
     assert_variants(ask.variants)
     _assert_arms(ask.variants, config.device)
     asked = _asked(config, ask)
     torch.manual_seed(ask.seed)  # for the arms that draw from torch's generator
-    rows, places, expected = list[Row](), list[Row](), list[Row]()
+    rows, places, expected, beside = list[Row](), list[Row](), list[Row](), list[Row]()
     cells = [Cell(*each) for each in product(ask.steps, ask.temperatures, ask.loads)]
     started = time.monotonic()
     for number, cell in enumerate(cells, start=1):
@@ -72,11 +74,12 @@ def run(plan: Plan) -> Outcome:
             places += [named | row for row in _by_position(decoded, asked.prompts, cell)]
             if cell.temperature > 0:
                 expected += [named | {"prompt": number, "expected": each.expected} for number, each in enumerate(decoded)]
+                beside += [named | row for row in _beside(decoded, variant, _others(ask.variants, variant))]
         spent_s = time.monotonic() - started
         left_s = spent_s / number * (len(cells) - number)
         print(f"cell {number} of {len(cells)} ({cell}): {spent_s:.0f} s so far, about {left_s:.0f} s left", file=sys.stderr, flush=True)
     protocol = {"rule": ask.rule, "prompt_tokens": ask.prompt_tokens, "tokens": {str(load.batch): load.tokens for load in ask.loads}}
-    tables = {"acceptance": rows, "acceptance_positions": places, "acceptance_expected": expected}
+    tables = {"acceptance": rows, "acceptance_positions": places, "acceptance_expected": expected, "acceptance_beside": beside}
     return Outcome(tables, protocol=protocol | {"pair": asked.facts})
 
 
@@ -134,7 +137,8 @@ def _decode(asked: _Asked, ask: Acceptance, cell: Cell, device: DeviceSpec) -> I
     tokens, load = torch.stack([prompt.tokens for prompt in asked.prompts]), cell.load
     for passed in range(load.passes):
         for order, (variant, walk) in enumerate(arms if passed % 2 == 0 else reversed(arms)):
-            decoder = Decoder(asked.pair, walk, cell.steps, cell.temperature, ask.seed + passed, Rule(ask.rule))
+            beside = tuple(other for of, other in arms if of is not variant) if cell.temperature > 0 else ()
+            decoder = Decoder(asked.pair, walk, cell.steps, cell.temperature, ask.seed + passed, Rule(ask.rule), beside=beside)
             groups = tokens.split(load.batch)
             yield passed, order, variant, [each for group in groups for each in decoder.decode(group, load.tokens, load.batch)]
 
@@ -186,6 +190,18 @@ def _by_prompt(decoded: Sequence[Decoded], prompts: Sequence[Prompt], cell: Cell
             "tokens": accepted + rounds,
             "text_sha256": hashlib.sha256(repr(each.tokens).encode()).hexdigest(),
         }
+
+
+def _others(variants: Sequence[Variant], own: Variant) -> list[Variant]:
+    return [variant for variant in variants if variant is not own]
+
+
+def _beside(decoded: Sequence[Decoded], own: Variant, others: Sequence[Variant]) -> Iterator[Row]:
+    """What was expected of the others' drafts in the rounds of an arm's own text."""
+    for number, each in enumerate(decoded):
+        for other, expected in zip(others, each.beside, strict=True):
+            found = {"prompt": number, "rounds": len(each.accepted), "expected": expected}
+            yield found | {"text": own.label, "backend": other.backend, "variant": other.label}
 
 
 def _by_position(decoded: Sequence[Decoded], prompts: Sequence[Prompt], cell: Cell) -> Iterator[Row]:

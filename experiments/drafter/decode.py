@@ -16,7 +16,7 @@ from torch import Tensor
 from experiments.drafter.decodable import DecodablePair
 from experiments.drafter.requests import Requests
 from experiments.drafter.target import Cache
-from experiments.drafter.verify import Rule, Verdict, draw, verify_greedy, verify_sampled
+from experiments.drafter.verify import Rule, Verdict, draw, expected_to_pass, verify_greedy, verify_sampled
 from kernels.heads.markov import MarkovHead
 from kernels.walk import Draft, PreparedWalk, Unsupported, WalkInputs
 
@@ -24,11 +24,12 @@ from kernels.walk import Draft, PreparedWalk, Unsupported, WalkInputs
 @dataclass(frozen=True)
 class Decoded:
     """What became of one prompt. accepted: drafted tokens that passed, of every round; a round adds one token of the target's own. expected: how many
-    were expected to pass in all, see `verify.Verdict`."""
+    were expected to pass in all, see `verify.Verdict`; beside: likewise of the drafts of `Decoder.beside`."""
 
     tokens: tuple[int, ...]
     accepted: tuple[int, ...]
     expected: float
+    beside: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ class Decoder:
     """One arm: a pair whose serial head is walked by `walk`, prepared for the batch and for `steps` tokens.
 
     steps: drafted at once, up to the pair's block; temperature: of every request, 0 for greedy; seed: of the target's own draws and of the
-    requests' noise; watch: called after every round
+    requests' noise; watch: called after every round; beside: other walks, which draft every sampled round too. What the target would have said of it
+    counts, and nothing is kept: arms that are compared so have the same text, and texts differ more than arms
     """
 
     pair: DecodablePair
@@ -59,12 +61,15 @@ class Decoder:
     seed: int = 0
     rule: Rule = Rule.SGLANG
     watch: Callable[[Round], None] = lambda _: None
+    beside: tuple[PreparedWalk, ...] = ()
     _coins: torch.Generator = field(init=False)
     _advance: _Advance | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         if not 1 <= self.steps <= self.pair.config.block:
             raise ValueError(f"pair {self.pair.config.name} drafts 1 to {self.pair.config.block} tokens at once; got steps {self.steps}.")
+        if self.beside and self.temperature <= 0:
+            raise ValueError(f"walks are compared on the same rounds where these are sampled; got temperature {self.temperature:g}.")
         self._coins = torch.Generator().manual_seed(self.seed)
 
     @torch.no_grad()
@@ -85,19 +90,31 @@ class Decoder:
         """Decoding again in the same shape takes the same tensors and the same graph."""
         last = self._advance
         if last is None or (last.requests.batch, last.requests.length, last.requests.count) != (batch, length, count):
-            requests = Requests(self.pair, batch, length, count, self.steps)
+            requests = Requests(self.pair, batch, length, count, self.steps, len(self.beside))
             last = self._advance = _Advance(requests, lambda: self._round(requests))
         return last
 
     def _round(self, requests: Requests) -> Round:
         live = requests.live
         inputs = self._inputs(requests)
+        for place, walk in enumerate(self.beside):
+            requests.beside[place] += torch.where(live, self._expected(walk, inputs, requests), 0.0)
         draft = Draft.like(inputs, logits=self.temperature > 0)
         self.walk.launch(inputs, draft)
         read = self.pair.target.extend(torch.cat([requests.anchor[:, None], draft.tokens], dim=1), requests.cache)
         verdict = self._verify(draft, self.pair.target.logits(read.hidden), requests)
         requests.keep(read.taps, draft.tokens, verdict, live)
         return Round(inputs, draft, verdict, live)
+
+    def _expected(self, walk: PreparedWalk, inputs: WalkInputs, requests: Requests) -> Tensor:
+        """[batch] how many of this walk's draft the target would be expected to let through. It is read and forgotten."""
+        draft = Draft.like(inputs, logits=True)
+        walk.launch(inputs, draft)
+        assert draft.logits is not None
+        start = requests.cache.length.clone()
+        read = self.pair.target.extend(torch.cat([requests.anchor[:, None], draft.tokens], dim=1), requests.cache)
+        requests.cache.length.copy_(start)
+        return expected_to_pass(draft.tokens, draft.logits, self.pair.target.logits(read.hidden), self.temperature)
 
     def _inputs(self, requests: Requests) -> WalkInputs:
         base = self.pair.drafter.base_logits(self.pair.target, requests.taps, requests.anchor[:, None], requests.cache.length[:, None])

@@ -22,11 +22,12 @@ class Requests:
     tokens:   [batch, room] int64 after the prompt, of which `written` [batch] count; a request with `wanted` [batch] of them is done
     accepted: [batch, count] int64 drafted tokens that passed, by round
     expected: [batch] float64, the sum over rounds of how many were expected to pass
+    beside:   [walks, batch] float64, likewise of drafts that others made of the same rounds
     coins:    [count, batch, steps + 1] float64 in [0, 1), what the target's own draws use, by round
     rounds:   [1] int64 rounds so far
     """
 
-    def __init__(self, pair: DecodablePair, batch: int, length: int, count: int, steps: int) -> None:
+    def __init__(self, pair: DecodablePair, batch: int, length: int, count: int, steps: int, beside: int = 0) -> None:
         self.batch, self.length, self.count, self.steps = batch, length, count, steps
         capacity = length + count + 2 * steps + 1  # the last round passes `count`, and requests that are done are read behind it
         self.cache = Cache(pair.target, batch, capacity)
@@ -40,6 +41,7 @@ class Requests:
         self.anchor, self.written, self.wanted = integers(batch), integers(batch), integers(batch)
         self.tokens, self.accepted, self.rounds = integers(batch, count + 2 * steps + 2), integers(batch, count), integers(1)
         self.expected = torch.zeros(batch, dtype=torch.float64, device=device)
+        self.beside = torch.zeros(beside, batch, dtype=torch.float64, device=device)
         self.coins = torch.zeros(count, batch, steps + 1, dtype=torch.float64, device=device)
 
     @property
@@ -52,7 +54,7 @@ class Requests:
         after each prompt, from which `settle` takes the first tokens."""
         idle = self.batch - len(prompts)
         filled = torch.cat([prompts, prompts[:1].expand(idle, -1)]).to(self.taps.device)
-        for zeroed in (self.cache.length, self.rounds, self.expected):
+        for zeroed in (self.cache.length, self.rounds, self.expected, self.beside):
             zeroed.zero_()
         self.accepted.fill_(_IDLE)
         self.coins.copy_(coins)
@@ -82,8 +84,10 @@ class Requests:
         self.accepted.index_copy_(1, self.rounds, torch.where(live, verdict.accepted, _IDLE)[:, None])
         self.rounds += 1
 
-    def decoded(self, requests: int) -> list[tuple[tuple[int, ...], tuple[int, ...], float]]:
-        """Of each of the first `requests`: the tokens that were wanted, how many passed in every round, and how many were expected to in all."""
-        tokens, accepted, expected = (each[:requests].tolist() for each in (self.tokens[:, : self.count], self.accepted, self.expected))
+    def decoded(self, requests: int) -> list[tuple[tuple[int, ...], tuple[int, ...], float, tuple[float, ...]]]:
+        """Of each of the first `requests`: the tokens that were wanted, how many passed in every round, how many were expected to in all, and how many of
+        others' drafts."""
+        read = (self.tokens[:, : self.count], self.accepted, self.expected, self.beside.T)
+        tokens, accepted, expected, beside = (each[:requests].tolist() for each in read)
         passed = [tuple(n for n in rounds if n != _IDLE) for rounds in accepted]
-        return list(zip(map(tuple, tokens), passed, expected, strict=True))
+        return list(zip(map(tuple, tokens), passed, expected, map(tuple, beside), strict=True))

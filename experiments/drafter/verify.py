@@ -50,14 +50,17 @@ def verify_sampled(tokens: Tensor, draft: Tensor, target: Tensor, temperature: f
     (p, q), both = _log_probabilities(tokens, draft, target[:, : tokens.shape[1]], temperature)
     coin = coins[:, :-1]
     passes = coin * q.exp() < p.exp() if rule is Rule.SGLANG else p > coin.log() + q
-    accepted = _leading(passes)
-    # A token that was drawn passes with probability min(1, p / q), all before one with the product; one yet to be drawn with sum min(p, q).
-    passed = (p - q).exp().nan_to_num(0.0).clamp(max=1.0).cumprod(dim=1)
-    expected = (functional.pad(passed, (1, -1), value=1.0) * both).sum(dim=1)
+    accepted, expected = _leading(passes), _expected(p, q, both)
     rest = _softmax_after(target, accepted, temperature)
     rejected = _softmax_after(draft, accepted.clamp(max=tokens.shape[1] - 1), temperature).nan_to_num(0.0)
     whole = accepted == tokens.shape[1]  # nothing was drafted after the last: its bonus is drawn from p
     return Verdict(accepted, draw((rest - rejected.masked_fill(whole[:, None], 0.0)).clamp(min=0), coins[:, -1]), expected)
+
+
+def expected_to_pass(tokens: Tensor, draft: Tensor, target: Tensor, temperature: float) -> Tensor:
+    """`Verdict.expected` alone, of a draft that nobody keeps; arguments as of `verify_sampled`."""
+    (p, q), both = _log_probabilities(tokens, draft, target[:, : tokens.shape[1]], temperature)
+    return _expected(p, q, both)
 
 
 def draw(weights: Tensor, coins: Tensor) -> Tensor:
@@ -89,6 +92,13 @@ def _log_probabilities(tokens: Tensor, draft: Tensor, target: Tensor, temperatur
     rows = [row - row.logsumexp(dim=2, keepdim=True) for row in rows]
     p, q = (row.gather(2, tokens[:, :, None])[:, :, 0].double().nan_to_num(nan=-torch.inf, neginf=-torch.inf) for row in rows)
     return (p, q), torch.minimum(*rows).exp().sum(dim=2).double().nan_to_num(0.0)
+
+
+def _expected(p: Tensor, q: Tensor, both: Tensor) -> Tensor:
+    """[batch] from what `_log_probabilities` gives: a token that was drawn passes with probability min(1, p / q), all before one with the product; one yet
+    to be drawn with sum min(p, q)."""
+    passed = (p - q).exp().nan_to_num(0.0).clamp(max=1.0).cumprod(dim=1)
+    return (functional.pad(passed, (1, -1), value=1.0) * both).sum(dim=1)
 
 
 def _softmax_after(logits: Tensor, accepted: Tensor, temperature: float) -> Tensor:

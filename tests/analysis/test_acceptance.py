@@ -230,6 +230,45 @@ def test_expected_tokens_that_cannot_be(wrong: str, tmp_path: Path) -> None:
         comparisons([_edited(tmp_path, change)])
 
 
+def _drafting_beside(tables: dict[str, pd.DataFrame]) -> None:
+    """Of every draft 0.7 tokens are expected to pass, and of the resident walk's in the default's rounds a thousandth more."""
+    rows = tables["acceptance"].query("temperature > 0")
+    tables["acceptance_expected"] = rows.assign(expected=0.7 * rows["rounds"])
+    other = rows["variant"].map({"sglang_folded": "resident", "resident": "sglang_folded"})
+    longer = 1 + 0.001 * (other == "resident")
+    tables["acceptance_beside"] = rows.assign(text=rows["variant"], variant=other, expected=0.7 * longer * rows["rounds"])
+
+
+def test_arms_that_draft_in_the_same_rounds_are_compared_there(tmp_path: Path) -> None:
+    """Half of the rounds an arm has in the other's text; greedy cells are as they were."""
+    found, plain = (comparisons([_edited(tmp_path / name, change)]) for name, change in (("a", _drafting_beside), ("b", lambda _: None)))
+    greedy, sampled = Cell("tiny", 7, 0.0, 1), Cell("tiny", 7, 1.0, 1)
+    assert found[greedy]["resident"].change == plain[greedy]["resident"].change
+    each = found[sampled]["resident"]
+    assert each.lengths[0] == pytest.approx(1.7)
+    assert 1.7 < each.lengths[1] < 1.7007
+    wide, before = each.change.wide, plain[sampled]["resident"].change.wide
+    assert wide.high - wide.low < (before.high - before.low) / 20
+    assert each.verdict == Equivalence.EQUIVALENT
+
+
+@pytest.mark.parametrize("wrong", ["lost", "twice", "rounds", "too many"])
+def test_drafts_beside_others_that_cannot_be(wrong: str, tmp_path: Path) -> None:
+    def change(tables: dict[str, pd.DataFrame]) -> None:
+        _drafting_beside(tables)
+        rows = tables["acceptance_beside"]
+        edited = {
+            "lost": rows.iloc[1:],
+            "twice": pd.concat([rows, rows.iloc[:1]]),
+            "rounds": rows.assign(rounds=rows["rounds"] + 1),
+            "too many": rows.assign(expected=1e6),
+        }
+        tables["acceptance_beside"] = edited[wrong]
+
+    with pytest.raises(InvalidRun, match=r"acceptance_beside has not one draft of .*measure it again"):
+        comparisons([_edited(tmp_path, change)])
+
+
 def test_a_later_run_of_other_arms_hides_none(tmp_path: Path) -> None:
     make_runs.acceptance(tmp_path)
     tables = make_runs.acceptance_tables()

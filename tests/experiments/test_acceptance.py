@@ -85,6 +85,14 @@ def test_a_record_is_what_the_analysis_reads(recorded: Run) -> None:
     assert rows["length"].eq(rows["tokens"])[rows["temperature"] == 0].all()
 
 
+def test_in_sampled_cells_every_arm_drafts_beside_every_other(recorded: Run) -> None:
+    beside = recorded.table("acceptance_beside")
+    assert len(beside) == 3 * 2 * 2 * 2 * 9, "texts, others, passes, loads, prompts"
+    assert (beside["temperature"] > 0).all()
+    assert (beside["variant"] != beside["text"]).all()
+    assert beside.groupby(["variant", "text"]).ngroups == 6
+
+
 def test_greedy_text_is_the_targets(recorded: Run, pair: Pair, documents: list[HeldOut]) -> None:
     rows, prompts = acceptance_rows(recorded), torch.stack([document.tokens for document in documents])
     for load in LOADS:
@@ -121,16 +129,18 @@ def test_what_cannot_be_asked_is_told_in_a_sentence(asked: Plan, pair: Pair, tmp
 
 
 def test_an_arm_may_have_its_weights_through_eight_bits(asked: Plan, documents: list[HeldOut], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Arms draw with the same noise, so that only other weights give other texts. The head is a strong one, whose errors count."""
+    """Beside the first arm all others draw with the same noise, so that only other weights are expected to pass otherwise. The head is a strong one, whose
+    errors count."""
     strong = small_pair(small_vocabulary())
     strong.target.lm_head.weight.mul_(0.1)
     monkeypatch.setattr(acceptance, "trained", lambda *_: Learnt(strong, tuple(documents), []))
     arms = (*(DecodingArm(label, "reference") for label in ("sglang_folded", "again")), DecodingArm("e5m2", "reference", weights="e5m2"))
     ask = replace(_ask(asked), variants=arms, loads=(Load(9, 40, passes=1),), temperatures=(1.0,))
-    rows = acceptance_rows(load_run(execute(_with(asked, ask)).folder))
-    texts = rows.groupby("variant")["text_sha256"].agg(list)
-    assert texts["again"] == texts["sglang_folded"]
-    assert texts["e5m2"] != texts["sglang_folded"]
+    run = load_run(execute(_with(asked, ask)).folder)
+    own = run.table("acceptance_expected").query("variant == 'sglang_folded'").sort_values("prompt")["expected"].tolist()
+    beside = run.table("acceptance_beside").query("text == 'sglang_folded'").sort_values("prompt").groupby("variant")["expected"].agg(list)
+    assert beside["again"] == pytest.approx(own)
+    assert beside["e5m2"] != pytest.approx(own)
 
 
 def test_rules_have_their_names() -> None:

@@ -58,6 +58,27 @@ def test_a_decoder_decodes_again_and_leaves_slots_idle(willing: Pair) -> None:
     assert decoded == decode_plainly(willing, prompts, 9)
 
 
+def test_walks_beside_draft_the_same_rounds_and_nothing_of_theirs_is_kept(willing: Pair) -> None:
+    """A twin of the decoder's own walk draws the same tokens, so as many are expected to pass; one that has walked before draws others. The text and what was
+    expected of it are those of a decoder alone, whose target has read nothing else."""
+    prompts, steps = tokens(3, 6, 5), 4
+    alone, twin, own = (walk(willing, steps, 3, True) for _ in range(3))
+    ahead = walk(willing, steps, 3, True)
+    plain = Decoder(willing, alone, steps, 1.0)
+    expected = plain.decode(prompts, 20)
+    Decoder(willing, ahead, steps, 1.0).decode(prompts, 9)
+    decoded = Decoder(willing, own, steps, 1.0, beside=(twin, ahead)).decode(prompts, 20)
+    assert [(each.tokens, each.accepted, each.expected) for each in decoded] == [
+        (each.tokens, each.accepted, each.expected) for each in expected
+    ]
+    for each in decoded:
+        assert each.beside[0] == pytest.approx(each.expected, abs=1e-9)
+        assert 0 < each.beside[1] < steps * len(each.accepted)
+    assert any(abs(each.beside[1] - each.expected) > 1e-6 for each in decoded)
+    with pytest.raises(ValueError, match="on the same rounds where these are sampled; got temperature 0"):
+        Decoder(willing, own, steps, beside=(twin,))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("batch", [1, 3])
 def test_a_captured_round_decodes_what_the_target_says(willing: Pair, batch: int) -> None:
