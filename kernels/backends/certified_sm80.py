@@ -31,6 +31,7 @@ _SLICE_ROWS, _LATENT_BYTES = 256, 576  # for each vector
 _MAIL_BYTES, _ARRIVED_WORDS = 832, 8
 _SLICE_WORDS = 16  # that a slice leaves: 15 rows and what bounds the others
 _MOST_VECTORS, _WARPS = 8, 16
+_STREAMED_VECTORS = 6  # with three slices under way: 64 requests of 7 steps take 83 us, with 4 109 (tried), with 8 92 (recorded)
 _FEW_ROWS = 200_000  # of a vocabulary. On flat logits of 248,320 a walk of 15 steps took 27 us with 256 candidates and 43 with 128 (tried)
 _MOST_TABLED = 200  # (request, step) pairs: with tables 8 requests of 7 steps take 39 us and 16 take 55, without 60 and 62 (tried)
 PHASES = (
@@ -172,7 +173,7 @@ class CertifiedSm80:
         parts = max(1, min(ctas // pairs, previous // block))
         while previous % (parts * block):
             parts -= 1
-        most = options.vectors or min(_MOST_VECTORS, -(-vocab // (_SLICE_ROWS * _SLICES)))
+        most = options.vectors or min(_MOST_VECTORS if tables else _STREAMED_VECTORS, -(-vocab // (_SLICE_ROWS * _SLICES)))
         layouts = [
             CertifiedLayout(
                 sampling=limits.sampling,
