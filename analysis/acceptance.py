@@ -242,7 +242,7 @@ def _beside(run: Run, arms: tuple[pd.DataFrame, pd.DataFrame], names: tuple[str,
         return arms
     table, both = run.table("acceptance_beside"), list[pd.DataFrame]()
     for own, other, name, text in ((arms[0], arms[1], *names), (arms[1], arms[0], *reversed(names))):
-        drafts = table[(table["variant"] == name) & (table["text"] == text)].drop(columns=["source"], errors="ignore")
+        drafts = table[(table["variant"] == name) & (table["text"] == text)]
         joined = other[[*_NAMED, "pass", "prompt", "rounds"]].merge(
             drafts, on=[*_NAMED, "pass", "prompt"], how="left", suffixes=("", "_beside")
         )

@@ -74,7 +74,7 @@ def run(plan: Plan) -> Outcome:
             places += [named | row for row in _by_position(decoded, asked.prompts, cell)]
             if cell.temperature > 0:
                 expected += [named | {"prompt": number, "expected": each.expected} for number, each in enumerate(decoded)]
-                beside += [named | row for row in _beside(decoded, variant, _others(ask.variants, variant))]
+                beside += [named | row for row in _beside(decoded, variant, ask.variants)]
         spent_s = time.monotonic() - started
         left_s = spent_s / number * (len(cells) - number)
         print(f"cell {number} of {len(cells)} ({cell}): {spent_s:.0f} s so far, about {left_s:.0f} s left", file=sys.stderr, flush=True)
@@ -192,12 +192,9 @@ def _by_prompt(decoded: Sequence[Decoded], prompts: Sequence[Prompt], cell: Cell
         }
 
 
-def _others(variants: Sequence[Variant], own: Variant) -> list[Variant]:
-    return [variant for variant in variants if variant is not own]
-
-
-def _beside(decoded: Sequence[Decoded], own: Variant, others: Sequence[Variant]) -> Iterator[Row]:
-    """What was expected of the others' drafts in the rounds of an arm's own text."""
+def _beside(decoded: Sequence[Decoded], own: Variant, variants: Sequence[Variant]) -> Iterator[Row]:
+    """What was expected of the other arms' drafts in the rounds of an arm's own text."""
+    others = [variant for variant in variants if variant is not own]
     for number, each in enumerate(decoded):
         for other, expected in zip(others, each.beside, strict=True):
             found = {"prompt": number, "rounds": len(each.accepted), "expected": expected}

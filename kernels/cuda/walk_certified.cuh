@@ -9,10 +9,10 @@
 //              in step k + 1 is weighed too, while the chase may already be under way
 //   3. chase   one CTA a request follows the table. A token that is not in it is weighed on the spot, a step that is not proved is searched
 //              by the request's team
-// Of many requests no tables are made, for every SM has chains of its own to follow: a CTA a request weighs what follows its token, step
-// after step, while the others, and itself in between, go through slices of later steps.
+// Of many requests no tables are made, for every SM has chains of its own to follow: half the warps of a CTA a request weigh what follows
+// its token, step after step, while all other warps go through slices of later steps, and some of them help to search in between.
 // All CTAs are resident. Offers wait for nobody, tables for offers, extra entries for tables of lower tasks, chases for all these, teams
-// for chases: nobody waits for ever. A CTA that weighs step by step has made its own offers of a step before it waits for others'.
+// and helpers for chases: nobody waits for ever.
 #pragma once
 #include "certified/offer.cuh"
 #include "certified/search.cuh"
@@ -213,7 +213,7 @@ struct Certified {
     return votes ? __shfl_sync(~0u, static_cast<uint32_t>(mine), __ffs(votes) - 1) : 0;
   }
 
-  // All threads of a leader: the whole table, once it is there.
+  // All that weigh, here and below: a leader's whole table, once it is there.
   __device__ void fetch() const {
     if (threadIdx.x == 0) smem.at = {0, 0, anchor(request())}, smem.fetched = true;
     if (threadIdx.x == 32 * kWeighing - 1 && request() == 0) {  // once all CTAs know the round, it may be another one
@@ -375,8 +375,7 @@ struct Certified {
     int done = 0;
 #pragma unroll 1
     for (bool more = true;;) {
-      const bool over =
-          load_relaxed(finished(p, smem.round)) == p.walk.batch;  // before it looks for an order, of which there are no more then
+      const bool over = load_relaxed(finished(p, smem.round)) == p.walk.batch;  // then every order was carried out, by this warp too
       uint64_t request = load_relaxed(posted(done));
       if (more) more = offers.next();
       if (__any_sync(~0u, request == 0)) {

@@ -118,6 +118,7 @@ def assert_right(walk: CertifiedWalk, inputs: WalkInputs) -> list[int]:
         ),
         (3007, 2, 5, None),
         (3007, 2, 5, False),
+        (1000, 3, 3, False),  # on the CPU as many requests as CTAs, so that nobody helps
         (500, 1, 32, None),
         (1, 2, 3, False),
     ],

@@ -84,7 +84,7 @@ __device__ inline void await_tagged(uint32_t round, Address&& address, uint32_t 
 struct Mail {
   uint64_t extras[kCertifiedSteps];  // when a step's extra entries are there, how many, and 1
   uint64_t order, best;              // an order to the team: see search.cuh
-  uint64_t searched;                 // CTAs of the team that have carried out orders
+  uint64_t searched;                 // CTAs of the team, and helping warps, that have carried out orders
   uint64_t found[kCertifiedSteps];   // by order: the best key
   uint64_t posted[kCertifiedSteps];  // without tables, of all requests in a row: whose order is the next, and 1
   uint64_t padding[5];

@@ -13,8 +13,8 @@ template <CertifiedShape S>
 struct Weigh {
   using Rule = RowRule<S.sampling>;
   using Set = typename Pick<S>::Set;
-  static constexpr int kWarps = weighing_warps(S), kThreads = 32 * kWarps;
-  static constexpr int kTiles = S.candidates / 16;  // of 16 candidates, one a warp
+  static constexpr int kWarps = weighing_warps(S), kThreads = 32 * kWarps;  // those that weigh: "all" below
+  static constexpr int kTiles = S.candidates / 16;                          // of 16 candidates, one a warp
   static constexpr int kShares = kWarps / kTiles, kRows = S.block / 16;
   static constexpr int kHalves = kShares < kRows ? kShares : kRows;  // warps that share a tile, each with its part of the previous tokens
   static constexpr int kRowTiles = kRows / kHalves;                  // of 16 previous tokens, of a warp
@@ -50,7 +50,7 @@ struct Weigh {
   __device__ bool block(int count, bool gathers, Stop&& stop, Done&& done) {
     if (gathers) gather();
     bring(count);
-    if (gathers) judge_base();
+    if (gathers) load_base();
     copy_async_wait();
     if (fresh_thread() == kThreads - 1) smem.stopped[0] = stop();
     sync_weighing<S>();
@@ -87,7 +87,7 @@ struct Weigh {
   }
 
   // All threads: base logits of the candidates.
-  __device__ void judge_base() {
+  __device__ void load_base() {
     if (fresh_thread() < 32 * kIdle) return;
 #pragma unroll 1
     for (int place = fresh_thread() - 32 * kIdle; place < S.candidates; place += kThreads - 32 * kIdle) {
@@ -147,7 +147,7 @@ struct Weigh {
   }
 
   // One warp: the better of `best` and what the list of previous token `i` lifts, of which `listed` are the first. A listed row that is no
-  // candidate has a base logit of at most `outside`: where that and its bias do not reach the best candidate, which are 95 of 100 entries
+  // candidate has a base logit of at most `outside`: where that and its bias do not reach the best candidate, which are 96 of 100 entries
   // of a list, the row need not be looked at.
   __device__ uint64_t with_list(int i, Listed listed, uint64_t best) const {
     const float outside = rule.most_of_upper(set.outside);
