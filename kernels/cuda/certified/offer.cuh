@@ -39,12 +39,16 @@ struct Offer {
   __device__ static int first_row(int slice, int lane, int vector) {
     return (slice + S.slices * (lane / 2 + 16 * vector)) * kSectorRows + lane % 2 * 8;
   }
+  // Which of a lane's rows: bits of `element` are, from the lowest one, the vector's lowest, which of the four words, the vector's second,
+  // which half of the word, the vector's highest. So `reaching` has them.
+  __device__ static int vector_of(int element) { return (element & 1) | (element >> 3 & 1) << 1 | (element >> 5) << 2; }
+  __device__ static int place_of(int element) { return (element >> 1 & 3) << 1 | (element >> 4 & 1); }  // in the vector
   __device__ static uint32_t row_of(int slice, uint32_t key) {
     const int element = key >> 5 & 63;
-    return first_row(slice, key & 31, element / 8) + element % 8;
+    return first_row(slice, key & 31, vector_of(element)) + place_of(element);
   }
 
-  // Begin to bring this lane's base logits.
+  // Begin to bring this lane's base logits of a slice.
   __device__ void load(const uint16_t* row, int slice, Slice& rows) const {
     const int lane = threadIdx.x % 32;
     const bool aligned = reinterpret_cast<uint64_t>(row) % 16 == 0;
@@ -56,13 +60,17 @@ struct Offer {
       for (int i = 0; i < kFull; i++) copy_async_16(&rows[i][lane], source + i * (first_row(0, 0, 1) - first_row(0, 0, 0)));
       others = 1u << kFull;
     }
-    if (aligned) {
 #pragma unroll
-      for (int i = 0; i < S.vectors; i++) {
-        if (!(others >> i & 1) || first_row(slice, lane, i) + 8 > p.walk.vocab) continue;
-        copy_async_16(&rows[i][lane], row + first_row(slice, lane, i));
-        others ^= 1u << i;
-      }
+    for (int i = 0; i < S.vectors; i++) {
+      const int first = first_row(slice, lane, i);
+      if (!(others >> i & 1) || !(aligned || first >= p.walk.vocab)) continue;
+      if (first >= p.walk.vocab)
+        rows[i][lane] = make_uint4(kNothing, kNothing, kNothing, kNothing);
+      else if (first + 8 <= p.walk.vocab)
+        copy_async_16(&rows[i][lane], row + first);
+      else
+        continue;
+      others ^= 1u << i;
     }
 #pragma unroll 1
     for (; others; others &= others - 1) {
@@ -78,34 +86,23 @@ struct Offer {
   __device__ void slice(const Rule& rule, int pair, int slice, uint32_t round, Slice& rows) const {
     const int lane = threadIdx.x % 32;
     const float largest = S.sampling && !rule.greedy ? draw(rule, slice, rows) : 0.0f;
-    const uint32_t best = best_of(rows);
-    const uint32_t rank = rank_of(best);
-    uint32_t least, place, all;
-    uint64_t hits;
+    const uint32_t best = best_of(rows), upper = upper_order(best), rank = rank_of(best);
+    const uint32_t lanes = __popc(__ballot_sync(~0u, upper != 0));  // that have a row
+    uint32_t least, all;
 #pragma unroll 1
     for (uint32_t wanted = S.wanted;; wanted /= 2) {  // one slice in fifty has more rows than places, and then offers half as many
-      const uint32_t last = __shfl_sync(~0u, best, __ffs(__ballot_sync(~0u, rank + 1 == wanted)) - 1);
-      least = last == 0 ? kLeastUpper : last;  // what every row reaches, where fewer lanes have one
-      hits = best >= least ? reaching(rows, bf16_of_upper(least)) : 0;
-      all = count(__popc(static_cast<uint32_t>(hits)) + __popc(static_cast<uint32_t>(hits >> 32)), place);
+      const uint32_t last = __reduce_min_sync(~0u, upper != 0 && rank < wanted ? upper : ~0u);
+      least = lanes >= wanted ? last : kLeastUpper;  // what every row reaches, where fewer lanes have one
+      all = collect(rows, least);
       if (all <= kOffers || wanted == 1) break;
     }
-    if (lane < kOffers) smem.offered[lane] = 0;
     __syncwarp();
-#pragma unroll 1
-    for (; __any_sync(~0u, hits != 0); place++, hits &= hits - 1) {
-      if (hits != 0 && place < kOffers) {
-        const int element = __ffsll(static_cast<int64_t>(hits)) - 1;
-        const uint16_t row = reinterpret_cast<const uint16_t*>(&rows[element / 8][lane])[element % 8];
-        smem.offered[place] = offer_key(upper_order(row), element, lane);
-      }
-    }
     // Of too many equal ones some stay behind. The largest |base logit| is a bf16.
     const uint32_t outside = all > kOffers ? least : least == kLeastUpper ? 0 : least - 1;
-    if (lane == kOffers) smem.offered[kOffers] = (S.sampling ? __float_as_uint(largest) & 0xFFFF0000u : 0) | outside;
-    __syncwarp();
+    const uint32_t bound = (S.sampling ? __float_as_uint(largest) & 0xFFFF0000u : 0) | outside;
+    const uint32_t word = lane == kOffers ? bound : lane < all ? smem.offered[lane % kSliceWords] : 0;
     uint64_t* offered = p.offered + (static_cast<int64_t>(pair) * S.slices + slice) * kSliceWords;
-    if (lane < kSliceWords) store_relaxed(offered + lane, tagged(round, smem.offered[lane]));
+    if (lane < kSliceWords) store_relaxed(offered + lane, tagged(round, word));
     __syncwarp();
   }
 
@@ -138,7 +135,7 @@ struct Offer {
     return __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(largest)));
   }
 
-  // The upper order of this lane's best row; 0 where there is none.
+  // This lane's best row; a NaN where there is none.
   __device__ static uint32_t best_of(const Slice& rows) {
     uint32_t best = kNothing;
 #pragma unroll
@@ -146,47 +143,51 @@ struct Offer {
       const uint4 pairs = rows[i][threadIdx.x % 32];
       best = max_bf16x2(best, max_bf16x2(max_bf16x2(pairs.x, pairs.y), max_bf16x2(pairs.z, pairs.w)));
     }
-    return max(upper_order(best & 0xFFFFu), upper_order(best >> 16));
+    return max_bf16x2(best, best >> 16) & 0xFFFFu;
   }
 
-  // How many lanes' best come before this one's: larger ones, and of equal ones those of lower lanes. 32 shuffles that wait for nothing
-  // take less than eight maxima one after the other.
+  // How many lanes' best exceed this one's. 16 shuffles of two lanes' that wait for nothing take less than eight maxima one after the
+  // other.
   __device__ static uint32_t rank_of(uint32_t best) {
-    const uint32_t key = best << 5 | (31 - threadIdx.x % 32);
-    uint32_t rank = 0;
+    const uint32_t both = best | best << 16, of_two = best | __shfl_xor_sync(~0u, best, 16) << 16;
+    uint32_t sum = 0;  // minus -1 in 16 bits for each: below lower lanes, above upper ones less lower ones
 #pragma unroll
-    for (int lane = 0; lane < 32; lane++) rank += __shfl_sync(~0u, key, lane) > key ? 1 : 0;
-    return rank;
+    for (int lane = 0; lane < 16; lane++) sum -= exceed_bf16x2(__shfl_sync(~0u, of_two, lane), both);
+    return (2 * sum + (sum >> 16)) & 0xFFFFu;
   }
 
-  // What the lanes have together, and in `before` what those before this one have. A lane that has more than there are places for, 64 at
-  // most, counts as one too many.
-  __device__ static uint32_t count(uint32_t own, uint32_t& before) {
-    const uint32_t counted = min(own, static_cast<uint32_t>(kSliceWords)), lower = (1u << threadIdx.x % 32) - 1;
-    uint32_t all = 0;
-    before = 0;
-#pragma unroll
-    for (int bit = 0; 1 << bit <= kSliceWords; bit++) {
-      const uint32_t votes = __ballot_sync(~0u, (counted >> bit & 1) != 0);
-      all += __popc(votes) << bit;
-      before += __popc(votes & lower) << bit;
+  // One warp: offered rows, which are those that reach `least`. How many there are; those beyond kOffers have no place.
+  __device__ uint32_t collect(const Slice& rows, uint32_t least) const {
+    const int lane = threadIdx.x % 32;
+    uint32_t hits[2], all = 0;
+    reaching(rows, bf16_of_upper(least), hits);
+#pragma unroll 1
+    while (true) {
+      const bool lower = hits[0] != 0, mine = lower || hits[1] != 0;
+      const uint32_t votes = __ballot_sync(~0u, mine), place = all + __popc(votes & ((1u << lane) - 1));
+      if (votes == 0) return all;
+      if (mine && place < kOffers) {
+        const int element = lower ? __ffs(hits[0]) - 1 : __ffs(hits[1]) + 31;
+        const uint32_t row = reinterpret_cast<const uint16_t*>(&rows[vector_of(element)][lane])[place_of(element)];
+        smem.offered[place] = offer_key(upper_order(row), element, lane);
+      }
+      hits[1] &= lower ? ~0u : hits[1] - 1;
+      hits[0] &= hits[0] - 1;
+      all += __popc(votes);
     }
-    return all;
   }
 
-  // Which of this lane's rows reach `least`: bit 8 i + e is element e of vector i.
-  __device__ static uint64_t reaching(const Slice& rows, uint32_t least) {
+  // Which of this lane's rows reach `least`: bit `element` of both together.
+  __device__ static void reaching(const Slice& rows, uint32_t least, uint32_t (&hits)[2]) {
     const uint32_t both = least | least << 16;
-    uint32_t hits[2] = {0, 0};
+    hits[0] = hits[1] = 0;
 #pragma unroll
     for (int i = 0; i < S.vectors; i++) {
       const uint4 pairs = rows[i][threadIdx.x % 32];
-      // Of a word's two halves bits 2 w and 16 + 2 w + 1.
-      const uint32_t apart = (reach_bf16x2(pairs.x, both) & 0x00020001u) | (reach_bf16x2(pairs.y, both) & 0x00080004u) |
-                             (reach_bf16x2(pairs.z, both) & 0x00200010u) | (reach_bf16x2(pairs.w, both) & 0x00800040u);
-      hits[i / 4] |= ((apart | apart >> 16) & 0xFFu) << (8 * (i % 4));
+      const uint32_t own = (reach_bf16x2(pairs.x, both) & 0x00010001u) | (reach_bf16x2(pairs.y, both) & 0x00040004u) |
+                           (reach_bf16x2(pairs.z, both) & 0x00100010u) | (reach_bf16x2(pairs.w, both) & 0x00400040u);
+      hits[i / 4] |= own << (i % 2 + i % 4 / 2 * 8);
     }
-    return static_cast<uint64_t>(hits[1]) << 32 | hits[0];
   }
 };
 

@@ -31,6 +31,11 @@ __device__ inline uint32_t reach_bf16x2(uint32_t a, uint32_t b) {
   return __hge2_mask(*reinterpret_cast<const __nv_bfloat162*>(&a), *reinterpret_cast<const __nv_bfloat162*>(&b));
 }
 
+// All bits of each half where `a` is larger than `b`.
+__device__ inline uint32_t exceed_bf16x2(uint32_t a, uint32_t b) {
+  return __hgt2_mask(*reinterpret_cast<const __nv_bfloat162*>(&a), *reinterpret_cast<const __nv_bfloat162*>(&b));
+}
+
 // Two fp32 to bf16 and back.
 __device__ inline void round_bf16(float& low, float& high) {
   const uint32_t bits = pack_bf16(low, high);

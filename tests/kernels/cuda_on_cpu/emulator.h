@@ -206,6 +206,7 @@ inline uint32_t __reduce_max_sync(uint32_t, uint32_t value) {
   emulator::exchange(&word, 1);
   return static_cast<uint32_t>(*std::max_element(emulator::warp().result[0], emulator::warp().result[0] + 32));
 }
+inline uint32_t __reduce_min_sync(uint32_t mask, uint32_t value) { return ~__reduce_max_sync(mask, ~value); }
 template <class T>
 T __reduce_add_sync(uint32_t, T value) {
   const uint64_t word = static_cast<uint32_t>(value);
