@@ -31,6 +31,7 @@ _SLICE_ROWS, _LATENT_BYTES = 256, 576  # for each vector
 _MAIL_BYTES, _ARRIVED_WORDS = 832, 8
 _SLICE_WORDS = 16  # that a slice leaves: 15 rows and what bounds the others
 _MOST_VECTORS, _WARPS = 8, 16
+_BLOCK_BYTES = 4096  # of eight W2 rows
 _STREAMED_VECTORS = 6  # with three slices under way: 64 requests of 7 steps take 83 us, with 4 109 (tried), with 8 92 (recorded)
 _FEW_ROWS = 200_000  # of a vocabulary. On flat logits of 248,320 a walk of 15 steps took 27 us with 256 candidates and 43 with 128 (tried)
 _MOST_TABLED = 200  # (request, step) pairs: with tables 8 requests of 7 steps take 39 us and 16 take 55, without 60 and 62 (tried)
@@ -80,6 +81,7 @@ class CertifiedOptions:
                 tables for up to 200 (request, step) pairs
     vectors:    16-byte loads of a lane, so 256 times that many rows are a slice; None makes about 76 slices of a step, as far as they fit
     wanted:     of 32 lanes' best rows those that a slice offers, with what else reaches them
+    fused:      the walk's own kernel computes the logits of up to 32 (request, step) pairs, beginning to bring W2 before their tokens are known
     clocks:     stamp when two CTAs come to the end of each of PHASES
     spin_limit: polls after which a wait gives up and says so, for tests; 0 waits for ever. May spill
     """
@@ -90,6 +92,7 @@ class CertifiedOptions:
     tables: bool | None = None
     vectors: int | None = None
     wanted: int = 8
+    fused: bool = False
     clocks: bool = False
     spin_limit: int = 0
 
@@ -126,6 +129,7 @@ class CertifiedLayout:
     extras: int
     team: int
     listed: int
+    logits: int
 
     @property
     def threads(self) -> int:
@@ -139,7 +143,8 @@ class CertifiedLayout:
         weigh = self.block * (_LATENT_BYTES + 6 * self.listed + self.candidates // 2 + 8) + 8 * self.candidates
         searched = 4 * 64 * _WARPS
         table = 4 * _MAX_STEPS * self.previous if self.tables else 0
-        return -(-(offers + sets + weigh + searched + table + 768) // 128) * 128
+        blocks = _WARPS * _BLOCK_BYTES if self.logits else 0
+        return -(-(offers + sets + weigh + searched + table + blocks + 768) // 128) * 128
 
 
 @register
@@ -190,10 +195,17 @@ class CertifiedSm80:
                 extras=32,
                 team=ctas // limits.max_batch if tables else 1,
                 listed=options.listed,
+                logits=logits,
             )
+            for logits in ((-(-pairs // 16), 0) if options.fused and few and limits.sampling else (0,))
             for vectors in range(most, 0 if options.vectors is None else most - 1, -1)
         ]
-        fitting = [layout for layout in layouts if layout.smem_bytes <= device.smem_bytes_per_cta]
+        # A block of W2 rows takes the place of a warp's base logits.
+        fitting = [
+            layout
+            for layout in layouts
+            if layout.smem_bytes <= device.smem_bytes_per_cta and (not layout.logits or 512 * layout.vectors >= _BLOCK_BYTES)
+        ]
         if not fitting:
             layout = layouts[-1]
             raise Unsupported(
@@ -220,6 +232,7 @@ class CertifiedSm80:
             extras=layout.extras,
             team=layout.team,
             list=layout.listed,
+            logits=layout.logits,
             smem_bytes=layout.smem_bytes,
             clocks=self.options.clocks,
         )
@@ -248,7 +261,8 @@ class CertifiedSm80:
             cubin_sha256=kernel.cubin_sha256,
             source_sha256=kernel.source_sha256,
         )
-        logits = SettledLogits.prepare(limits.max_batch * limits.max_steps, device) if limits.sampling else None
+        apart = limits.sampling and not layout.logits
+        logits = SettledLogits.prepare(limits.max_batch * limits.max_steps, device) if apart else None
         return CertifiedWalk(markov, limits, layout, lists, function, resources, logits)
 
 

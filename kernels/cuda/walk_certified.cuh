@@ -17,6 +17,7 @@
 #include "certified/offer.cuh"
 #include "certified/search.cuh"
 #include "certified/weigh.cuh"
+#include "settled_logits.cuh"
 
 namespace wts {
 
@@ -35,6 +36,8 @@ struct Certified {
   static constexpr int kWeighing = weighing_warps(S), kOffering = S.warps - kWeighing;  // warps; of a CTA that leads
   static constexpr int kHelping = 4;  // warps of one that leads none: with all 16 a thousand would ask one word for orders
   static constexpr uint32_t kExtraSlots = 64, kEmpty = ~0u;
+  static constexpr bool kSettles = S.logits > 0;
+  using Logits = SettledLogits<LogitsShape{.tiles = kSettles ? S.logits : 1, .groups = 1, .stages = 2}>;
   static_assert(S.extras <= 32 && S.extras % S.block == 0 && S.previous % (S.parts * S.block) == 0 && S.previous <= S.candidates);
 
   struct Smem {
@@ -60,8 +63,11 @@ struct Certified {
     } at;
     uint64_t best;
     bool fetched, proved;
-    uint32_t settled;  // steps that the table did not have
+    uint32_t settled;                                                                      // steps that the table did not have
+    alignas(16) uint8_t blocks[kSettles ? S.warps * sizeof(typename Logits::Block) : 16];  // of W2 rows
   };
+  static_assert(!kSettles || (sizeof(Smem::offers[0].slices) >= sizeof(typename Logits::Block) &&
+                              sizeof(typename Logits::Columns) <= sizeof(Smem::weigh)));
 
   static_assert(sizeof(Smem) <= S.smem_bytes, "kernels/backends/certified_sm80.py adds it up");
 
@@ -188,17 +194,18 @@ struct Certified {
       place = static_cast<int>(certified_place(entry)) - 1;
     }
     const bool done = step == p.walk.steps, weighed = S.tables && !done && entry != 0;
+    if (lane >= start && lane < step) p.walk.tokens[request() * p.walk.tokens_request_stride + lane] = certified_row(mine);
+    __syncwarp();
     if (lane == 0) {
       smem.at = {step, place, previous};
       smem.settled += S.tables && !done;
-      if (done && S.tables) Order::dismiss(mail(request()));
+      if (done && S.tables) Order::dismiss(mail(request()), kSettles);
       if (done && !S.tables) red_add_relaxed(finished(p, smem.round), 1);
       if (weighed) {
         smem.order = {smem.order.number + 1, static_cast<uint32_t>(step), previous, entry};
         post();
       }
     }
-    if (lane >= start && lane < step) p.walk.tokens[request() * p.walk.tokens_request_stride + lane] = certified_row(mine);
     return {done ? Job::kDone : weighed ? Job::kSearch : Job::kSettle, request(), step, 0};
   }
 
@@ -402,6 +409,28 @@ struct Certified {
     return {Job::kSearch, request(), smem.at.step, 0};
   }
 
+  // A warp's first block of W2 rows takes the place of its base logits, which it has looked through by then; columns take that of what
+  // was weighed.
+  __device__ Logits logits() const {
+    const int warp = threadIdx.x / 32;
+    uint8_t *first = reinterpret_cast<uint8_t*>(smem.offers[warp].slices), *second = smem.blocks + warp * sizeof(typename Logits::Block);
+    return {p.walk, reinterpret_cast<typename Logits::Columns&>(smem.weigh), {first, static_cast<int>(second - first)}};
+  }
+
+  // All threads: logits of all requests, once their tokens can be seen.
+  __device__ void settle() const {
+    if (threadIdx.x < 32) {
+      bool done;
+      [[maybe_unused]] int polls = 0;
+      do {
+        done = threadIdx.x >= p.walk.batch || load_acquire(&mail(threadIdx.x).order) >> 56 == kDismissed;
+        WTS_COUNT_POLL(polls, -1)
+      } while (!__all_sync(~0u, done));
+    }
+    __syncthreads();
+    logits().finish();
+  }
+
   // `round`: of thread 0.
   __device__ void begin(uint32_t round) const {
     if (threadIdx.x == 0) {
@@ -438,6 +467,7 @@ struct Certified {
     }
     if (!weighs) return;
     phase<S>(p, Phase::kOffered);
+    bool brings = kSettles && p.walk.logits;
 #pragma unroll 1
     while (true) {
       sync_weighing<S>();
@@ -448,6 +478,10 @@ struct Certified {
       }
       sync_weighing<S>();
       const Job& job = smem.job;
+      if (brings && job.kind != Job::kTable) {  // what comes now waits, mostly
+        logits().begin();
+        brings = false;
+      }
       if (job.kind == Job::kDone) break;
       if (job.kind == Job::kFetch) {
         phase<S>(p, Phase::kTabled);
@@ -458,11 +492,13 @@ struct Certified {
         weigh(job);
       }
     }
-    if (threadIdx.x > 0 || !leads() || request() >= p.walk.batch) return;
-    phase<S>(p, Phase::kWalked);
-    uint64_t* tally = reinterpret_cast<uint64_t*>(p.tally + 2 * request());  // nobody waits for it
-    if (smem.settled) red_add_relaxed(tally, smem.settled);
-    if (smem.order.number) red_add_relaxed(tally + 1, smem.order.number);
+    if (threadIdx.x == 0 && leads() && request() < p.walk.batch) {
+      phase<S>(p, Phase::kWalked);
+      uint64_t* tally = reinterpret_cast<uint64_t*>(p.tally + 2 * request());  // nobody waits for it
+      if (smem.settled) red_add_relaxed(tally, smem.settled);
+      if (smem.order.number) red_add_relaxed(tally + 1, smem.order.number);
+    }
+    if (kSettles && p.walk.logits) settle();
   }
 };
 

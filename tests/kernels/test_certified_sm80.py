@@ -316,8 +316,13 @@ UNTOUCHED = 7.0
 
 @pytest.mark.parametrize(("vocab", "batch", "steps"), [on_gpu(VOCAB, 1, 16), on_gpu(10_007, 5, 7), on_gpu(VOCAB, 64, 7), (501, 3, 7)])
 @pytest.mark.parametrize(("padding", "offset"), [(0, 0), (15, 1), (8, 8)])
-def test_drawn_rows_keep_their_logits_and_greedy_rows_stay_untouched(vocab: int, batch: int, steps: int, padding: int, offset: int) -> None:
-    walk, inputs = prepared(head_of(vocab), batch, steps, True), with_temperatures(peaked(vocab, steps, batch, 0))
+@pytest.mark.parametrize("fused", [False, True])
+def test_drawn_rows_keep_their_logits_and_greedy_rows_stay_untouched(
+    vocab: int, batch: int, steps: int, padding: int, offset: int, fused: bool
+) -> None:
+    options = {"fused": True, "vectors": 8} if fused and batch * steps <= 32 else {}
+    walk, inputs = prepared(head_of(vocab), batch, steps, True, **options), with_temperatures(peaked(vocab, steps, batch, 0))
+    assert (walk.logits_pass is None) == bool(options)
     storage = torch.full((batch, steps, vocab + padding), UNTOUCHED, dtype=BF16, device=DEVICE)
     logits = storage[..., offset : offset + vocab]
     draft, round = Draft(Draft.like(inputs).tokens, logits), walk.round()
@@ -331,6 +336,20 @@ def test_drawn_rows_keep_their_logits_and_greedy_rows_stay_untouched(vocab: int,
     assert bool((storage[..., :offset] == UNTOUCHED).all() & (storage[..., offset + vocab :] == UNTOUCHED).all()), "padding"
 
 
+@pytest.mark.parametrize(("vocab", "steps"), [on_gpu(VOCAB, 10), (501, 7)])
+def test_logits_wait_for_the_last_request(vocab: int, steps: int) -> None:
+    """Two requests are proved at once, one by its lists alone, and every CTA has a share of the logits of all."""
+    walk, inputs = prepared(head_of(vocab), 3, steps, True, fused=True, vectors=8), peaked(vocab, steps, 3, 0)
+    inputs.base_logits[0] = 1.0
+    inputs = replace(inputs, temperature=torch.tensor([1e-3, 1.0, 1.0], device=DEVICE))
+    for _ in range(2):
+        draft, round = Draft.like(inputs, logits=True), walk.round()
+        walk.launch(inputs, draft)
+        _wait()
+        assert check(draft.tokens, walk.head, inputs, Rounding.TWICE, noise=walk.noise, round=round).ok
+        assert stray_logits(draft.logits, draft.tokens, walk.head, inputs, Rounding.TWICE) == 0
+
+
 @pytest.mark.parametrize("offset", [0, 1, 8])
 @pytest.mark.parametrize("vocab", [501, on_gpu(10_007)])
 def test_strided_base_at_odd_addresses_and_wild_anchors(vocab: int, offset: int) -> None:
@@ -342,11 +361,11 @@ def test_strided_base_at_odd_addresses_and_wild_anchors(vocab: int, offset: int)
 
 
 @gpu
-@pytest.mark.parametrize(("batch", "sampling"), [(1, False), (3, True), (64, False)])
-def test_graph_replay(batch: int, sampling: bool) -> None:
-    inputs, walk = peaked(VOCAB, 7, batch, 1), prepared(head_of(VOCAB), batch, 7, sampling)
+@pytest.mark.parametrize(("batch", "sampling", "fused"), [(1, False, False), (3, True, False), (3, True, True), (64, False, False)])
+def test_graph_replay(batch: int, sampling: bool, fused: bool) -> None:
+    inputs, walk = peaked(VOCAB, 7, batch, 1), prepared(head_of(VOCAB), batch, 7, sampling, fused=fused)
     inputs = with_temperatures(inputs) if sampling else inputs
-    draft = Draft.like(inputs)
+    draft = Draft.like(inputs, logits=sampling)
     walk.launch(inputs, draft)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -359,6 +378,9 @@ def test_graph_replay(batch: int, sampling: bool) -> None:
         _wait()
         found = check(draft.tokens, walk.head, inputs, Rounding.TWICE, noise=walk.noise if sampling else None, round=round)
         assert found.ok, found.reason
+        if sampling:
+            sampled = is_sampled(inputs.temperature)
+            assert stray_logits(draft.logits, draft.tokens, walk.head, inputs, Rounding.TWICE, rows=sampled) == 0
 
 
 def test_refusals() -> None:

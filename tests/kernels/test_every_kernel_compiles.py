@@ -117,6 +117,7 @@ CASES: dict[Case, int] = {
     certified(151_936): 0,
     certified(151_936, steps=7): 0,
     certified(151_936, sampling=True): 0,
+    certified(151_936, sampling=True, fused=True): 0,
     certified(248_320, steps=15): 0,
     certified(151_936, batch=64, steps=7): 0,
     certified(151_936, batch=16, steps=7): 0,

@@ -24,6 +24,7 @@ struct CertifiedShape {
   int extras;      // winners that are not among those, but are weighed nevertheless
   int team;        // CTAs of a request; without tables one
   int list;        // rows that each token's list names
+  int logits;      // tiles of 16 (request, step) pairs whose logits this kernel computes when all tokens are known; 0 where it does not
   int smem_bytes;  // dynamic
   bool clocks;     // stamp the phases
 };

@@ -20,8 +20,14 @@ struct Order {
     return {static_cast<uint32_t>(word >> 56), static_cast<uint32_t>(word >> 48 & 0xFF), static_cast<uint32_t>(word), best};
   }
 
-  // Nothing goes with it, so it need not wait for what was stored before.
-  __device__ static void dismiss(Mail& mail) { store_relaxed(&mail.order, static_cast<uint64_t>(kDismissed) << 56); }
+  // The request is done. Where tokens do not go with it, it need not wait for what was stored before.
+  __device__ static void dismiss(Mail& mail, bool with_tokens) {
+    constexpr uint64_t kWord = static_cast<uint64_t>(kDismissed) << 56;
+    if (with_tokens)
+      store_release(&mail.order, kWord);
+    else
+      store_relaxed(&mail.order, kWord);
+  }
 
   // `best` may have the lower half of a key alone, as an entry of a table has.
   __device__ void post(Mail& mail) const {
