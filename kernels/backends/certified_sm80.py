@@ -81,7 +81,7 @@ class CertifiedOptions:
                 tables for up to 200 (request, step) pairs
     vectors:    16-byte loads of a lane, so 256 times that many rows are a slice; None makes about 76 slices of a step, as far as they fit
     wanted:     of 32 lanes' best rows those that a slice offers, with what else reaches them
-    fused:      the walk's own kernel computes the logits of up to 32 (request, step) pairs, beginning to bring W2 before their tokens are known
+    fused:      with tables the walk's own kernel computes the logits of up to 32 (request, step) pairs, and begins to bring W2 before tokens are known
     clocks:     stamp when two CTAs come to the end of each of PHASES
     spin_limit: polls after which a wait gives up and says so, for tests; 0 waits for ever. May spill
     """
@@ -197,7 +197,7 @@ class CertifiedSm80:
                 listed=options.listed,
                 logits=logits,
             )
-            for logits in ((-(-pairs // 16), 0) if options.fused and few and limits.sampling else (0,))
+            for logits in ((-(-pairs // 16), 0) if options.fused and tables and few and limits.sampling else (0,))
             for vectors in range(most, 0 if options.vectors is None else most - 1, -1)
         ]
         # A block of W2 rows takes the place of a warp's base logits.

@@ -343,11 +343,12 @@ def test_logits_wait_for_the_last_request(vocab: int, steps: int) -> None:
     inputs.base_logits[0] = 1.0
     inputs = replace(inputs, temperature=torch.tensor([1e-3, 1.0, 1.0], device=DEVICE))
     for _ in range(2):
-        draft, round = Draft.like(inputs, logits=True), walk.round()
+        logits, round = torch.full_like(inputs.base_logits, torch.nan), walk.round()
+        draft = Draft(Draft.like(inputs).tokens, logits)
         walk.launch(inputs, draft)
         _wait()
         assert check(draft.tokens, walk.head, inputs, Rounding.TWICE, noise=walk.noise, round=round).ok
-        assert stray_logits(draft.logits, draft.tokens, walk.head, inputs, Rounding.TWICE) == 0
+        assert stray_logits(logits, draft.tokens, walk.head, inputs, Rounding.TWICE) == 0
 
 
 @pytest.mark.parametrize("offset", [0, 1, 8])
@@ -378,7 +379,7 @@ def test_graph_replay(batch: int, sampling: bool, fused: bool) -> None:
         _wait()
         found = check(draft.tokens, walk.head, inputs, Rounding.TWICE, noise=walk.noise if sampling else None, round=round)
         assert found.ok, found.reason
-        if sampling:
+        if draft.logits is not None:
             sampled = is_sampled(inputs.temperature)
             assert stray_logits(draft.logits, draft.tokens, walk.head, inputs, Rounding.TWICE, rows=sampled) == 0
 
@@ -425,6 +426,22 @@ def test_layouts_cover_the_vocabulary_and_the_previous_tokens(vocab: int, batch:
     assert 1 <= layout.team <= layout.ctas // batch
     assert layout.ctas == H200.sms
     assert layout.smem_bytes <= H200.smem_bytes_per_cta
+
+
+@pytest.mark.parametrize(
+    ("vocab", "batch", "steps", "options", "tiles"),
+    [
+        (VOCAB, 1, 16, {}, 1),
+        (VOCAB, 2, 16, {}, 2),
+        (VOCAB, 4, 16, {}, 0),  # more pairs
+        (VOCAB, 1, 16, {"tables": False}, 0),  # half the warps are gone by then
+        (VOCAB, 1, 16, {"vectors": 5}, 0),  # no room for a block of rows
+    ],
+)
+def test_who_computes_logits(vocab: int, batch: int, steps: int, options: dict[str, Any], tiles: int) -> None:
+    layout = CertifiedSm80(CertifiedOptions(fused=True, **options)).place(vocab, Limits(batch, steps, sampling=True), H200)
+    assert layout.logits == tiles
+    assert CertifiedSm80(CertifiedOptions(fused=True, **options)).place(vocab, Limits(batch, steps), H200).logits == 0, "greedy"
 
 
 @pytest.mark.parametrize("smem_bytes", [H200.smem_bytes_per_cta, 166_912, 101_376])
