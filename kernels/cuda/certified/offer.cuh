@@ -95,6 +95,7 @@ struct Offer {
       least = lanes >= wanted ? last : kLeastUpper;  // what every row reaches, where fewer lanes have one
       all = collect(rows, least);
       if (all <= kOffers || wanted == 1) break;
+      __syncwarp();  // other lanes' rows come to these places now
     }
     __syncwarp();
     // Of too many equal ones some stay behind. The largest |base logit| is a bf16.
