@@ -113,7 +113,7 @@ class CertifiedOptions:
 
 @dataclass(frozen=True)
 class CertifiedLayout:
-    """See CertifiedShape of certified/params.cuh. parts: CTAs that share a step's table; team: CTAs of a request."""
+    """See CertifiedShape of certified/params.cuh. parts: CTAs that share a step's table; team: CTAs of a request; logits: tiles that are fused."""
 
     sampling: bool
     ctas: int
@@ -268,7 +268,7 @@ class CertifiedSm80:
 
 @dataclass(frozen=True)
 class CertifiedWalk:
-    """One launch a walk, and one more where logits are wanted. Owns what CTAs leave for one another, so launches must follow one another on a stream.
+    """One launch a walk, and one more where logits are wanted, unless that is fused. Owns what CTAs leave for one another, so launches must follow one another on a stream.
 
     clocks: [2 * len(PHASES)] int64 cycles of the second and the last CTA, with the option clocks=true
     tally: [max_batch, 2] int64, of all launches: steps that the table did not settle (without tables: that were searched), and those of them that had to

@@ -3,8 +3,8 @@
 // Rule TWICE, of rows with temperature > 0, as a verifier that resamples needs them. Latents are rows of A, W2 rows columns of B, and both
 // are read in the chunks of certified/weigh.cuh: sums, and so logits, are those that the table had, bit for bit.
 //
-// Rows come in blocks of eight, 4 KB in a row, to a warp's own places in shared memory, and no warp waits for another: W2 alone takes 21 us
-// so, and 24 read straight into fragments, 64 bytes of each of eight rows at a time.
+// Rows come in blocks of eight, 4 KB in a row, to a warp's own places in shared memory, and no warp waits for another. Reading W2 and
+// nothing else takes 21 us row by row, and 24 straight into fragments, 64 bytes of each of eight rows at a time.
 #pragma once
 #include "certified/rule.cuh"
 

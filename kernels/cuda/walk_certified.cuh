@@ -9,10 +9,12 @@
 //              in step k + 1 is weighed too, while the chase may already be under way
 //   3. chase   one CTA a request follows the table. A token that is not in it is weighed on the spot, a step that is not proved is searched
 //              by the request's team
+//   4. settle  where this kernel computes logits too: every CTA's share of rows of W2, for all steps, once all requests have their tokens.
+//              The first rows are on their way since the CTA's tables are done
 // Of many requests no tables are made, for every SM has chains of its own to follow: half the warps of a CTA a request weigh what follows
 // its token, step after step, while all other warps go through slices of later steps, and some of them help to search in between.
-// All CTAs are resident. Offers wait for nobody, tables for offers, extra entries for tables of lower tasks, chases for all these, teams
-// and helpers for chases: nobody waits for ever.
+// All CTAs are resident. Offers wait for nobody, tables for offers, extra entries for tables of lower tasks, chases for all these, teams,
+// helpers and logits for chases: nobody waits for ever.
 #pragma once
 #include "certified/offer.cuh"
 #include "certified/search.cuh"
