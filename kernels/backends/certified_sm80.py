@@ -1,7 +1,8 @@
 """The certified walk: a few hundred rows of W2 prove a step's token, for all steps at once, and the serial chain is a look-up a step.
 
-Theorem and proof: `kernels.certificate`; the kernel: kernels/cuda/walk_certified.cuh. Tokens are those of rule TWICE in bf16, as an engine's own
-walk gives them, whatever the head or the inputs: a step that is not proved is searched. How long that takes depends on the data.
+Theorem and proof: `kernels.certificate`; the kernels: kernels/cuda/walk_certified.cuh, of many requests walk_certified_stepwise.cuh. Tokens are those
+of rule TWICE in bf16, as an engine's own walk gives them, whatever the head or the inputs: a step that is not proved is searched. How long that takes
+depends on the data.
 """
 
 from __future__ import annotations
@@ -25,16 +26,18 @@ from kernels.registry import register
 from kernels.settled_logits import SettledLogits
 from kernels.walk import Draft, Head, Limits, NanRule, NoiseRule, Resources, Rounding, Unsupported, WalkInputs
 
-_HEADER, _ENTRY = "walk_certified.cuh", "walk_certified"
+_TABLED, _STEPWISE = "walk_certified", "walk_certified_stepwise"  # entries, and headers
 _RANK, _MAX_STEPS, _MAX_BATCH, _MAX_VOCAB = 256, 32, 64, 1 << 18
 _SLICE_ROWS, _LATENT_BYTES = 256, 576  # for each vector
-_MAIL_BYTES, _ARRIVED_WORDS = 832, 8
+_MAIL_BYTES, _ARRIVED_WORDS = 640, 8
+_SEARCH_BYTES = 256  # of a warp
 _SLICE_WORDS = 16  # that a slice leaves: 15 rows and what bounds the others
-_MOST_VECTORS, _WARPS = 8, 16
-_BLOCK_BYTES = 4096  # of eight W2 rows
-_STREAMED_VECTORS = 6  # with three slices under way: 64 requests of 7 steps take 83 us, with 4 109 (tried), with 8 92 (recorded)
+_MOST_VECTORS, _WARPS, _STEPWISE_WARPS = 8, 16, 32
+_PICKING, _KEPT = 8, 4  # of the stepwise walk: warps of a CTA that pick; steps
+_STEPWISE_VECTORS = 7  # of 64 requests of 7 steps: 69.7 us; 8 72.6, 6 with two slices under way 74.2 (tried)
 _FEW_ROWS = 200_000  # of a vocabulary. On flat logits of 248,320 a walk of 15 steps took 27 us with 256 candidates and 43 with 128 (tried)
-_MOST_TABLED = 200  # (request, step) pairs: with tables 8 requests of 7 steps take 39 us and 16 take 55, without 60 and 62 (tried)
+# Requests. With tables 4 of 7 steps take 31 us and 6 35, of 16 steps 4 take 49 and 8 85; without 32, 32, 60 and 66 (tried).
+_MOST_TABLED = 4
 PHASES = (
     "begun",
     "known",
@@ -77,11 +80,10 @@ class CertifiedOptions:
                 and prove more
     previous:   the best of them, for which the next step's winner is in the table; None takes 128 for up to 32 (request, step) pairs, else 64
     listed:     rows of every token's list, by bias
-    tables:     what follows every candidate is weighed beforehand; without, a CTA a request weighs what follows its token, step by step. None takes
-                tables for up to 200 (request, step) pairs
+    tables:     what follows every candidate is weighed beforehand; without, a CTA a request follows its token, step by step. None takes tables for up
+                to four requests
     vectors:    16-byte loads of a lane, so 256 times that many rows are a slice; None makes about 76 slices of a step, as far as they fit
     wanted:     of 32 lanes' best rows those that a slice offers, with what else reaches them
-    fused:      with tables the walk's own kernel computes the logits of up to 32 (request, step) pairs, and begins to bring W2 before tokens are known
     clocks:     stamp when two CTAs come to the end of each of PHASES
     spin_limit: polls after which a wait gives up and says so, for tests; 0 waits for ever. May spill
     """
@@ -92,7 +94,6 @@ class CertifiedOptions:
     tables: bool | None = None
     vectors: int | None = None
     wanted: int = 8
-    fused: bool = False
     clocks: bool = False
     spin_limit: int = 0
 
@@ -113,10 +114,11 @@ class CertifiedOptions:
 
 @dataclass(frozen=True)
 class CertifiedLayout:
-    """See CertifiedShape of certified/params.cuh. parts: CTAs that share a step's table; team: CTAs of a request; logits: tiles that are fused."""
+    """See CertifiedShape of certified/params.cuh. parts: CTAs that share a step's table; team: CTAs of a request."""
 
     sampling: bool
     ctas: int
+    warps: int
     slices: int
     vectors: int
     buffers: int
@@ -129,22 +131,27 @@ class CertifiedLayout:
     extras: int
     team: int
     listed: int
-    logits: int
 
     @property
     def threads(self) -> int:
-        return 32 * _WARPS
+        return 32 * self.warps
 
     @property
     def smem_bytes(self) -> int:
-        """Dynamic shared memory of a CTA: struct Smem of walk_certified.cuh, which checks it."""
-        offers = _WARPS * (512 * self.vectors * self.buffers + 4 * _SLICE_WORDS)
-        sets = 2 * (8 * self.candidates + 8)
-        weigh = self.block * (_LATENT_BYTES + 6 * self.listed + self.candidates // 2 + 8) + 8 * self.candidates
-        searched = 4 * 64 * _WARPS
-        table = 4 * _MAX_STEPS * self.previous if self.tables else 0
-        blocks = _WARPS * _BLOCK_BYTES if self.logits else 0
-        return -(-(offers + sets + weigh + searched + table + blocks + 768) // 128) * 128
+        """Dynamic shared memory of a CTA: struct Smem of the kernel, which checks it."""
+        offers = 512 * self.vectors * self.buffers + 4 * _SLICE_WORDS
+        if self.tables:
+            sets = 2 * (8 * self.candidates + 40)
+            weigh = self.block * (_LATENT_BYTES + 6 * self.listed + self.candidates // 2 + 8) + 8 * self.candidates
+            table = 4 * _MAX_STEPS * self.previous
+            needed = self.warps * (offers + _SEARCH_BYTES) + sets + weigh + table + 768
+        else:
+            multiplying = self.candidates // 16
+            leading = 1 + multiplying + _PICKING
+            rows = max(2 * _RANK * self.candidates, leading * offers)
+            steps = _KEPT * (16 * self.candidates + 128)
+            needed = rows + (self.warps - leading) * offers + steps + 6 * self.listed + multiplying * _SEARCH_BYTES + 1024
+        return -(-needed // 128) * 128
 
 
 @register
@@ -166,26 +173,26 @@ class CertifiedSm80:
         options, pairs = self.options, limits.max_batch * limits.max_steps
         few = pairs <= 32
         candidates = options.candidates or (128 if vocab <= _FEW_ROWS else 256)
-        tables = pairs <= _MOST_TABLED if options.tables is None else options.tables
+        tables = limits.max_batch <= _MOST_TABLED if options.tables is None else options.tables
         ctas = device.sms
-        if ctas < limits.max_batch or (ctas == limits.max_batch and candidates == 16 * _WARPS and not tables):
+        if ctas < limits.max_batch:
             raise Unsupported(
-                f"{self.name}: {limits.max_batch} requests need a CTA each, and warps that look through base logits; {device.name} has "
-                f"{ctas} SMs; ask for fewer requests."
+                f"{self.name}: {limits.max_batch} requests need a CTA each and {device.name} has {ctas} SMs; ask for fewer requests."
             )
-        previous = min(candidates, options.previous or (128 if few else 64))
+        previous = min(candidates, options.previous or (128 if few else 64)) if tables else candidates
         block = 16 if few or not tables else 32
-        parts = max(1, min(ctas // pairs, previous // block))
+        parts = max(1, min(ctas // pairs, previous // block)) if tables else 1
         while previous % (parts * block):
             parts -= 1
-        most = options.vectors or min(_MOST_VECTORS if tables else _STREAMED_VECTORS, -(-vocab // (_SLICE_ROWS * _SLICES)))
+        most = options.vectors or min(_MOST_VECTORS if tables else _STEPWISE_VECTORS, -(-vocab // (_SLICE_ROWS * _SLICES)))
         layouts = [
             CertifiedLayout(
                 sampling=limits.sampling,
                 ctas=ctas,
+                warps=_WARPS if tables else _STEPWISE_WARPS,
                 slices=-(-vocab // (_SLICE_ROWS * vectors)),
                 vectors=vectors,
-                buffers=1 if few else 2 if tables else 3,
+                buffers=2 if tables and not few else 1,
                 wanted=options.wanted,
                 candidates=candidates,
                 previous=previous,
@@ -195,17 +202,10 @@ class CertifiedSm80:
                 extras=32,
                 team=ctas // limits.max_batch if tables else 1,
                 listed=options.listed,
-                logits=logits,
             )
-            for logits in ((-(-pairs // 16), 0) if options.fused and tables and few and limits.sampling else (0,))
             for vectors in range(most, 0 if options.vectors is None else most - 1, -1)
         ]
-        # A block of W2 rows takes the place of a warp's base logits.
-        fitting = [
-            layout
-            for layout in layouts
-            if layout.smem_bytes <= device.smem_bytes_per_cta and (not layout.logits or 512 * layout.vectors >= _BLOCK_BYTES)
-        ]
+        fitting = [layout for layout in layouts if layout.smem_bytes <= device.smem_bytes_per_cta]
         if not fitting:
             layout = layouts[-1]
             raise Unsupported(
@@ -218,7 +218,7 @@ class CertifiedSm80:
     def compile(self, layout: CertifiedLayout, device: DeviceSpec) -> Kernel:
         """Needs no GPU."""
         fields = cpp(
-            warps=_WARPS,
+            warps=layout.warps,
             sampling=layout.sampling,
             slices=layout.slices,
             vectors=layout.vectors,
@@ -227,25 +227,24 @@ class CertifiedSm80:
             candidates=layout.candidates,
             previous=layout.previous,
             block=layout.block,
-            tables=layout.tables,
             parts=layout.parts,
             extras=layout.extras,
             team=layout.team,
             list=layout.listed,
-            logits=layout.logits,
             smem_bytes=layout.smem_bytes,
             clocks=self.options.clocks,
         )
         shape = f"wts::CertifiedShape{{{fields}}}"
+        entry = _TABLED if layout.tables else _STEPWISE
         source = entry_source(
-            _HEADER,
-            _ENTRY,
+            f"{entry}.cuh",
+            entry,
             layout.threads,
             shape,
             spin_limit=self.options.spin_limit,
             params="CertifiedParams",
         )
-        return build(source, _ENTRY, device.arch, allow_spills=self.options.spin_limit > 0)
+        return build(source, entry, device.arch, allow_spills=self.options.spin_limit > 0)
 
     def prepare(self, head: Head, limits: Limits, device: DeviceSpec) -> CertifiedWalk:
         markov = _admit(head, limits, device)
@@ -261,14 +260,13 @@ class CertifiedSm80:
             cubin_sha256=kernel.cubin_sha256,
             source_sha256=kernel.source_sha256,
         )
-        apart = limits.sampling and not layout.logits
-        logits = SettledLogits.prepare(limits.max_batch * limits.max_steps, device) if apart else None
+        logits = SettledLogits.prepare(limits.max_batch * limits.max_steps, device) if limits.sampling else None
         return CertifiedWalk(markov, limits, layout, lists, function, resources, logits)
 
 
 @dataclass(frozen=True)
 class CertifiedWalk:
-    """One launch a walk, and one more where logits are wanted, unless that is fused. Owns what CTAs leave for one another, so launches must follow one another on a stream.
+    """One launch a walk, and one more where logits are wanted. Owns what CTAs leave for one another, so launches must follow one another on a stream.
 
     clocks: [2 * len(PHASES)] int64 cycles of the second and the last CTA, with the option clocks=true
     tally: [max_batch, 2] int64, of all launches: steps that the table did not settle (without tables: that were searched), and those of them that had to

@@ -22,19 +22,10 @@ struct SettledLogits {
   static constexpr int kLatentBytes = 2 * kRank256 + 64;
   static constexpr int kColumns = 16 * S.tiles;
 
-  using Block = uint4[kRows][kChunks];
-  struct Columns {
+  struct Smem {
+    alignas(16) uint4 rows[kWarps][S.stages][kRows][kChunks];
     alignas(16) uint8_t latents[kColumns * kLatentBytes];
     int64_t base[kColumns], logits[kColumns];  // where a column begins; -1 where no logits are wanted
-  };
-  struct Smem {
-    Block blocks[kWarps][S.stages];
-    Columns columns;
-  };
-  // A warp's places for blocks of rows: the first, and bytes to the next one.
-  struct Ring {
-    uint8_t* first;
-    int apart;
   };
 
   // Columns g and g + 8 of a tile, rows 2 t and 2 t + 1 of a block: a word each.
@@ -43,48 +34,42 @@ struct SettledLogits {
   };
 
   const Params& p;
-  Columns& columns;
-  Ring ring;
-
-  __device__ Block& block_at(int stage) const { return *reinterpret_cast<Block*>(ring.first + stage * ring.apart); }
+  Smem& smem;
 
   // Chunk `c` of row `r`: odd rows change halves, so that eight lanes that read two rows meet eight groups of banks.
   __device__ static int place(int r, int c) { return c ^ (r % 2 * 4); }
 
   // One warp: begin to bring the block of rows from `first` on.
   __device__ void bring(int stage, int first) const {
-    const int lane = threadIdx.x % 32;
-    Block& rows = block_at(stage);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
     for (int r = 0; r < kRows; r++)
-      if (first + r < p.vocab) copy_async_16(&rows[r][place(r, lane)], p.weights + static_cast<int64_t>(first + r) * kChunks + lane);
+      if (first + r < p.vocab)
+        copy_async_16(&smem.rows[warp][stage][r][place(r, lane)], p.weights + static_cast<int64_t>(first + r) * kChunks + lane);
     copy_async_commit();
   }
 
-  // All threads: where the CTA's columns lie.
-  __device__ void locate(int first_column) const {
-    for (int own = threadIdx.x; own < kColumns; own += kThreads) {
-      const int column = first_column + own, request = column / p.steps, step = column % p.steps;
-      const bool wanted = request < p.batch && p.temperature[request] > 0.0f;
-      columns.base[own] = wanted ? request * p.base_request_stride + step * p.base_step_stride : 0;
-      columns.logits[own] = wanted ? request * p.logits_request_stride + step * p.logits_step_stride : -1;
-    }
-  }
-
-  // All threads: the columns' latents, which tokens decide.
+  // All threads: latents of the CTA's columns, which tokens decide.
   __device__ void fetch(int first_column) const {
+    const int columns = p.batch * p.steps;
 #pragma unroll 4
     for (int i = threadIdx.x; i < kColumns * kChunks; i += kThreads) {
       const int own = i / kChunks, column = first_column + own, chunk = i % kChunks;
-      const bool there = column < p.batch * p.steps;
+      const bool there = column < columns;
       const int request = there ? column / p.steps : 0, step = there ? column % p.steps : 0;
       const int64_t* tokens = p.tokens + request * p.tokens_request_stride;
       const int64_t token = step == 0 ? p.anchor[request] : __ldcg(tokens + step - 1);
       const int64_t previous = max(int64_t{0}, min(token, static_cast<int64_t>(p.vocab - 1)));
       // Not copied asynchronously: whoever waited for that would wait for all rows under way.
-      *reinterpret_cast<uint4*>(columns.latents + own * kLatentBytes + chunk * 16) =
+      *reinterpret_cast<uint4*>(smem.latents + own * kLatentBytes + chunk * 16) =
           __ldg(reinterpret_cast<const uint4*>(p.latents) + previous * kChunks + chunk);
+      if (chunk == 0) {
+        const bool wanted = there && p.temperature[request] > 0.0f;
+        smem.base[own] = request * p.base_request_stride + step * p.base_step_stride;
+        smem.logits[own] = wanted ? request * p.logits_request_stride + step * p.logits_step_stride : -1;
+      }
     }
+    __syncthreads();
   }
 
   template <class Body>
@@ -93,8 +78,8 @@ struct SettledLogits {
 #pragma unroll
     for (int upper = 0; upper < 2; upper++) {
       const int column = tile * 16 + 8 * upper + g;
-      if (columns.logits[column] < 0 || row >= p.vocab) continue;
-      body(upper, p.base + columns.base[column] + row, p.logits + columns.logits[column] + row, row + 1 < p.vocab);
+      if (smem.logits[column] < 0 || row >= p.vocab) continue;
+      body(upper, p.base + smem.base[column] + row, p.logits + smem.logits[column] + row, row + 1 < p.vocab);
     }
   }
 
@@ -126,7 +111,7 @@ struct SettledLogits {
 
   __device__ void multiply(int tile, const uint4 (&weights)[8], float (&sums)[4]) const {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const uint8_t* own = columns.latents + (tile * 16 + g) * kLatentBytes + t * 16;
+    const uint8_t* own = smem.latents + (tile * 16 + g) * kLatentBytes + t * 16;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
       const uint4 a = *reinterpret_cast<const uint4*>(own + 64 * i), b = *reinterpret_cast<const uint4*>(own + 64 * i + 8 * kLatentBytes);
@@ -138,12 +123,12 @@ struct SettledLogits {
   // One warp: a block of rows for all tiles. `base` is the first tile's, and after that the block's after the next: a trip to memory takes
   // longer than a block.
   __device__ void block(int first, int stage, int stride, Words& base) const {
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     copy_async_wait_older<S.stages - 1>();
     __syncwarp();
     uint4 weights[8];
 #pragma unroll
-    for (int i = 0; i < 8; i++) weights[i] = block_at(stage)[g][place(g, t + 4 * i)];
+    for (int i = 0; i < 8; i++) weights[i] = smem.rows[warp][stage][g][place(g, t + 4 * i)];
     __syncwarp();
     bring(stage, first + S.stages * stride);
     Words next = S.tiles > 1 ? load_base(1, first) : Words{};
@@ -161,31 +146,20 @@ struct SettledLogits {
     }
   }
 
-  __device__ int stride() const { return gridDim.x / S.groups * kWarps * kRows; }
-  __device__ int first() const { return (blockIdx.x % (gridDim.x / S.groups) * kWarps + threadIdx.x / 32) * kRows; }
-
-  // One warp: its first blocks, which hang on nothing.
-  __device__ void begin() const {
+  __device__ void run() const {
+    const int ctas = gridDim.x / S.groups, stride = ctas * kWarps * kRows;
+    int first = (blockIdx.x % ctas * kWarps + threadIdx.x / 32) * kRows, stage = 0;
 #pragma unroll
-    for (int n = 0; n < S.stages; n++) bring(n, first() + n * stride());
-  }
-
-  // All threads, once the tokens can be seen.
-  __device__ void finish() const {
-    const int first_column = blockIdx.x / (gridDim.x / S.groups) * kColumns, step = stride();
-    int row = this->first(), stage = 0;
-    locate(first_column);
-    __syncthreads();
-    Words even = load_base(0, row), odd = load_base(0, row + step);
-    fetch(first_column);
-    __syncthreads();
-    const auto advance = [&] { row += step, stage = stage + 1 == S.stages ? 0 : stage + 1; };
+    for (int n = 0; n < S.stages; n++) bring(n, first + n * stride);
+    fetch(blockIdx.x / ctas * kColumns);
+    Words even = load_base(0, first), odd = load_base(0, first + stride);
+    const auto advance = [&] { first += stride, stage = stage + 1 == S.stages ? 0 : stage + 1; };
 #pragma unroll 1
-    while (row < p.vocab) {
-      block(row, stage, step, even);
+    while (first < p.vocab) {
+      block(first, stage, stride, even);
       advance();
-      if (row >= p.vocab) break;
-      block(row, stage, step, odd);
+      if (first >= p.vocab) break;
+      block(first, stage, stride, odd);
       advance();
     }
   }
@@ -193,12 +167,9 @@ struct SettledLogits {
 
 template <LogitsShape S>
 __device__ void walk_settled_logits(const Params& p) {
-  using Logits = SettledLogits<S>;
   extern __shared__ __align__(128) uint8_t raw[];
-  auto& smem = *reinterpret_cast<typename Logits::Smem*>(raw);
-  const Logits made{p, smem.columns, {reinterpret_cast<uint8_t*>(smem.blocks[threadIdx.x / 32]), sizeof(typename Logits::Block)}};
-  made.begin();
-  made.finish();
+  const SettledLogits<S> made{p, *reinterpret_cast<typename SettledLogits<S>::Smem*>(raw)};
+  made.run();
 }
 
 }  // namespace wts

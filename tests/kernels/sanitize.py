@@ -80,7 +80,6 @@ def walks() -> None:
     for vocab, batch in ((1_000, 1), (3_501, 3), (8_001, 4)):
         for tables in (True, False):
             rival_twice("certified_sm80", vocab, mixed(vocab, 4, batch), FEW_SMS, tables=tables)
-        rival_twice("certified_sm80", vocab, mixed(vocab, 4, batch), FEW_SMS, fused=True, vectors=8)
 
 
 if __name__ == "__main__":

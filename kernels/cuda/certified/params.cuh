@@ -10,7 +10,7 @@ constexpr int kRank256 = 256;
 
 // How a walk is laid out. A slice is what one warp looks through: 256 * vectors rows of a step's base logits, in sectors of 16.
 struct CertifiedShape {
-  int warps;       // of a CTA: 16
+  int warps;       // of a CTA
   bool sampling;   // rows with temperature > 0 are drawn, rule GUMBEL; else all are greedy
   int slices;      // of a step
   int vectors;     // 16-byte loads of a lane
@@ -19,27 +19,13 @@ struct CertifiedShape {
   int candidates;  // of a step, at most: 128 or 256
   int previous;    // the best of them, which are weighed as previous tokens of the next step
   int block;       // previous tokens that are weighed together: 16 or 32
-  bool tables;     // what follows every candidate is weighed beforehand; else a CTA a request weighs what follows its token, step by step
   int parts;       // CTAs that share the table of a step
   int extras;      // winners that are not among those, but are weighed nevertheless
   int team;        // CTAs of a request; without tables one
   int list;        // rows that each token's list names
-  int logits;      // tiles of 16 (request, step) pairs whose logits this kernel computes when all tokens are known; 0 where it does not
   int smem_bytes;  // dynamic
   bool clocks;     // stamp the phases
 };
-
-// Warps of a CTA that weigh: all of them where tables are made. Of many requests some, and the others go on with slices of later steps.
-constexpr int weighing_warps(const CertifiedShape& s) {
-  return s.tables ? s.warps : s.warps / 2 > s.candidates / 16 ? s.warps / 2 : s.candidates / 16;
-}
-template <CertifiedShape S>
-__device__ void sync_weighing() {
-  if constexpr (weighing_warps(S) == S.warps)
-    __syncthreads();
-  else
-    barrier_sync(1, 32 * weighing_warps(S));
-}
 
 struct CertifiedParams {
   Params walk;                  // weights, latents: W2 and W1 as they are; mail: two banks of words, see Mail
@@ -59,25 +45,31 @@ static_assert(sizeof(CertifiedParams) == 160 + 64, "kernels/backends/certified_s
 // the flag nor a second load after it, 1.4 us of an exchange. 0 is no launch's tag but one in 2^32's.
 __device__ inline uint64_t tagged(uint32_t round, uint32_t word) { return static_cast<uint64_t>(round + 1) << 32 | word; }
 
-// One warp, `kCount` loads of each lane under way: the words at `address(j)` once this launch has written them, 0 where that is null. The
-// warp polls as one (see pick.cuh on divergence).
-template <int kCount, class Address>
-__device__ inline void await_tagged(uint32_t round, Address&& address, uint32_t (&words)[kCount]) {
+// One warp, up to `kAtOnce` loads of each lane under way: the words at `address(j)` from j = `first` on, once this launch has written them,
+// 0 where that is null. The warp polls as one (see pick.cuh on divergence).
+template <int kAtOnce, int kCount, class Address>
+__device__ inline void await_tagged(uint32_t round, int first, Address&& address, uint32_t (&words)[kCount]) {
   [[maybe_unused]] int polls = 0;
   bool there;
   do {
-    uint64_t found[kCount];
+    uint64_t found[kAtOnce];
 #pragma unroll
-    for (int j = 0; j < kCount; j++) {
-      const uint64_t* at = address(j);
+    for (int j = 0; j < kAtOnce; j++) {
+      const uint64_t* at = first + j < kCount ? address(first + j) : nullptr;
       found[j] = at ? load_relaxed(at) : tagged(round, 0);
     }
     there = true;
 #pragma unroll
-    for (int j = 0; j < kCount; j++)
-      there &= static_cast<uint32_t>(found[j] >> 32) == round + 1, words[j] = static_cast<uint32_t>(found[j]);
+    for (int j = 0; j < kAtOnce; j++) {
+      there &= static_cast<uint32_t>(found[j] >> 32) == round + 1;
+      if (first + j < kCount) words[first + j] = static_cast<uint32_t>(found[j]);
+    }
     WTS_COUNT_POLL(polls, kCount)
   } while (!__all_sync(~0u, there));
+}
+template <int kCount, class Address>
+__device__ inline void await_tagged(uint32_t round, Address&& address, uint32_t (&words)[kCount]) {
+  await_tagged<kCount>(round, 0, address, words);
 }
 
 // Words of a request, in one of two banks. A launch uses the bank of its parity and clears the other one, which nobody uses until the next
@@ -85,12 +77,11 @@ __device__ inline void await_tagged(uint32_t round, Address&& address, uint32_t 
 struct Mail {
   uint64_t extras[kCertifiedSteps];  // when a step's extra entries are there, how many, and 1
   uint64_t order, best;              // an order to the team: see search.cuh
-  uint64_t searched;                 // CTAs of the team, and helping warps, that have carried out orders
+  uint64_t searched;                 // CTAs of the team that have carried out orders
   uint64_t found[kCertifiedSteps];   // by order: the best key
-  uint64_t posted[kCertifiedSteps];  // without tables, of all requests in a row: whose order is the next, and 1
-  uint64_t padding[5];
+  uint64_t padding[13];
 };
-static_assert(sizeof(Mail) == 832, "kernels/backends/certified_sm80.py sizes the banks");
+static_assert(sizeof(Mail) == 640, "kernels/backends/certified_sm80.py sizes the banks");
 
 constexpr int kArrivedWords = 8;
 
@@ -98,11 +89,8 @@ __device__ inline Mail* mail_bank(const CertifiedParams& p, uint32_t round) {
   return reinterpret_cast<Mail*>(p.walk.mail + kArrivedWords) + (round & 1) * static_cast<uint64_t>(p.requests);
 }
 
-// Words before the banks, one for each. CTAs that have begun this launch, so know its round; without tables: orders of all requests, and
-// requests that are done.
+// A word before the banks, one for each: CTAs that have begun this launch, so know its round.
 __device__ inline uint64_t* arrived(const CertifiedParams& p, uint32_t round) { return p.walk.mail + (round & 1); }
-__device__ inline uint64_t* orders(const CertifiedParams& p, uint32_t round) { return p.walk.mail + 2 + (round & 1); }
-__device__ inline uint64_t* finished(const CertifiedParams& p, uint32_t round) { return p.walk.mail + 4 + (round & 1); }
 
 __device__ inline uint64_t await_at_least(const uint64_t* word, uint64_t count) {
   uint64_t seen;
@@ -112,6 +100,29 @@ __device__ inline uint64_t await_at_least(const uint64_t* word, uint64_t count) 
     WTS_COUNT_POLL(polls, static_cast<int>(count))
   } while (seen < count);
   return seen;
+}
+
+// One thread: once all CTAs know the round, it may be another one.
+__device__ inline void end_round(const CertifiedParams& p, uint32_t round) {
+  await_at_least(arrived(p, round), gridDim.x);
+  *p.walk.round = round + 1;
+}
+
+// All threads.
+__device__ inline void clear_other_bank(const CertifiedParams& p, uint32_t round, int threads) {
+  uint64_t* other = reinterpret_cast<uint64_t*>(mail_bank(p, round + 1));
+  const int words = p.requests * static_cast<int>(sizeof(Mail) / 8);
+  if (blockIdx.x == 0 && threadIdx.x == 0) *arrived(p, round + 1) = 0;
+#pragma unroll 1
+  for (int i = blockIdx.x * threads + threadIdx.x; i < words; i += gridDim.x * threads) other[i] = 0;
+}
+
+// Base logits of a step.
+__device__ inline const uint16_t* base_row(const CertifiedParams& p, int request, int step) {
+  return p.walk.base + request * p.walk.base_request_stride + step * p.walk.base_step_stride;
+}
+__device__ inline uint32_t first_token(const CertifiedParams& p, int request) {
+  return static_cast<uint32_t>(max(int64_t{0}, min(p.walk.anchor[request], static_cast<int64_t>(p.walk.vocab - 1))));
 }
 
 // When the second CTA (of the second step's table) and the last one (the last request's leader) came to the end of a phase.
@@ -140,6 +151,11 @@ __host__ __device__ constexpr uint32_t certified_row(uint64_t key) {
 }
 __host__ __device__ constexpr uint32_t certified_place(uint64_t key) { return static_cast<uint32_t>(key) & ((1u << kPlaceBits) - 1); }
 __host__ __device__ constexpr uint32_t certified_order(uint64_t key) { return static_cast<uint32_t>(key >> 32); }
+
+// Of two keys of which the first may have a place: a row that was found again keeps it.
+__device__ inline uint64_t better_key(uint64_t known, uint64_t found) {
+  return certified_row(found) == certified_row(known) ? known : max(known, found);
+}
 
 // The largest key of a warp.
 __device__ inline uint64_t over_warp(uint64_t own) {

@@ -16,7 +16,7 @@ constexpr uint32_t kNoRow = ~0u;
 
 template <CertifiedShape S>
 struct Pick {
-  static constexpr int kWarps = S.warps / 2;                                                    // half a CTA
+  static constexpr int kWarps = 8;
   static constexpr int kSlices = (S.slices + kWarps - 1) / kWarps, kLoads = (kSlices + 1) / 2;  // of a warp; of a lane
   static constexpr int kPlaces = S.candidates / kWarps, kFirst = S.previous / kWarps;
   static constexpr bool kAllLead = S.previous == S.candidates;
@@ -28,27 +28,29 @@ struct Pick {
     uint32_t row[S.candidates];    // kNoRow in an empty place; the first `previous` may be previous tokens
     uint32_t outside;              // the largest upper half of all other rows
     uint32_t largest;              // |base logit|, an fp32's bits; sampling only
+    uint32_t cut[kWarps];          // the largest upper half that is no candidate, of each warp's slices
 
     __device__ void reset() { outside = largest = 0; }
   };
 
-  // All that weigh; ends with a barrier, and one must have followed Set::reset. Each half of the CTA picks the candidates of one step, of
-  // the second step only those with places from `begin` to `end`, of the first `previous`: these are each one warp's.
+  // All threads of 2 kWarps warps; ends with a barrier, and one must have followed Set::reset. Each half of the CTA picks the candidates of
+  // one step, of the second step only those with places from `begin` to `end`, of the first `previous`: these are each one warp's.
   __device__ static void run(const CertifiedParams& p, const int (&pairs)[2], int begin, int end, Set (&sets)[2], uint32_t round) {
     const int half = threadIdx.x / 32 / kWarps, warp = threadIdx.x / 32 % kWarps;
-    if (half == 0 || (S.tables && warp * kFirst < end && (warp + 1) * kFirst > begin))
-      one(p, half == 0 ? pairs[0] : pairs[1], warp, sets[half], round);
-    sync_weighing<S>();
+    if (half == 0 || (warp * kFirst < end && (warp + 1) * kFirst > begin)) one(p, half == 0 ? pairs[0] : pairs[1], warp, sets[half], round);
+    __syncthreads();
   }
 
- private:
-  // One warp: its candidates of a step.
+  // One warp of kWarps: its candidates of a step.
   __device__ static void one(const CertifiedParams& p, int pair, int warp, Set& set, uint32_t round) {
     const int lane = threadIdx.x % 32;
     const uint64_t* offered = p.offered + static_cast<int64_t>(pair) * S.slices * kSliceWords;
     const auto slice = [&](int j) { return warp + kWarps * (2 * j + lane / kSliceWords); };
     uint32_t keys[kLoads];
-    await_tagged(round, [&](int j) { return slice(j) < S.slices ? offered + slice(j) * kSliceWords + lane % kSliceWords : nullptr; }, keys);
+    const auto word = [&](int j) { return slice(j) < S.slices ? offered + slice(j) * kSliceWords + lane % kSliceWords : nullptr; };
+    constexpr int kAtOnce = S.warps > 2 * kWarps ? 8 : kLoads;  // more warps have fewer registers
+#pragma unroll
+    for (int first = 0; first < kLoads; first += kAtOnce) await_tagged<kAtOnce>(round, first, word, keys);
     phase<S>(p, Phase::kAwaited);
     uint32_t outside = 0, largest = 0, best = 0;
 #pragma unroll
@@ -62,6 +64,7 @@ struct Pick {
     }
     best = __reduce_max_sync(~0u, best) >> 16;
     const Cuts cuts = cut(keys, best - min(best, kWindow - 1));
+    if (lane == 0) set.cut[warp] = cuts.last;
     int first = 0, others = 0;
 #pragma unroll
     for (int j = 0; j < kLoads; j++) {
@@ -88,6 +91,7 @@ struct Pick {
     }
   }
 
+ private:
   struct Cuts {
     uint32_t first, last;  // rows above `last` are candidates, those above `first` previous tokens too
   };

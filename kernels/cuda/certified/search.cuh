@@ -1,10 +1,9 @@
-// A step that is not proved: of all rows only those can win whose base logit and the largest bias outside the list reach the best score
-// found. A request's team of CTAs looks for them and scores them. Few are left as a rule; where many are, this is a pass over W2.
+// With tables: the search for the winner of a step that is not proved. A request's team of CTAs looks through all base logits and scores
+// the rows that can win. Few are left as a rule; where many are, this is a pass over W2.
 //
-// The last CTA of a team leads: it walks, and orders a search when a step needs one. The others wait for orders. Without tables a team is
-// one CTA, and those that lead none help everybody, between two slices of base logits and after the last.
+// The last CTA of a team leads: it walks, and orders a search when a step needs one. The others wait for orders.
 #pragma once
-#include "certified/offer.cuh"
+#include "certified/reach.cuh"
 
 namespace wts {
 
@@ -20,14 +19,8 @@ struct Order {
     return {static_cast<uint32_t>(word >> 56), static_cast<uint32_t>(word >> 48 & 0xFF), static_cast<uint32_t>(word), best};
   }
 
-  // The request is done. Where tokens do not go with it, it need not wait for what was stored before.
-  __device__ static void dismiss(Mail& mail, bool with_tokens) {
-    constexpr uint64_t kWord = static_cast<uint64_t>(kDismissed) << 56;
-    if (with_tokens)
-      store_release(&mail.order, kWord);
-    else
-      store_relaxed(&mail.order, kWord);
-  }
+  // The request is done.
+  __device__ static void dismiss(Mail& mail) { store_relaxed(&mail.order, static_cast<uint64_t>(kDismissed) << 56); }
 
   // `best` may have the lower half of a key alone, as an entry of a table has.
   __device__ void post(Mail& mail) const {
@@ -41,11 +34,6 @@ template <CertifiedShape S>
 struct Search {
   using Rule = RowRule<S.sampling>;
   static constexpr int kOfLane = 8;  // neighbouring rows: 16 bytes of base logits
-  static constexpr int kAtOnce = 8;  // rows of W2 that a warp has under way
-
-  struct Smem {
-    uint32_t rows[64];  // that can reach, until there are enough to score
-  };
 
   // Of all warps that search.
   struct Share {
@@ -53,23 +41,21 @@ struct Search {
   };
 
   const CertifiedParams& p;
-  Smem& smem;
+  typename Reach<S>::Smem& smem;
 
   // One warp: the best key of its share of the rows that can reach the order of `best` goes to `mail.found`. The key of `best`.
   __device__ uint64_t run(int request, const Order& order, const Share& share, uint32_t round, Mail& mail) const {
     const Params& walk = p.walk;
     const int lane = fresh_thread() % 32, step = order.step;
-    const uint16_t* base = walk.base + request * walk.base_request_stride + step * walk.base_step_stride;
+    const uint16_t* base = base_row(p, request, step);
     const Rule rule = Rule::of(walk, request, step, round);
     const float bias = __ldg(p.list_bound + order.previous);
-    const uint4 latent = __ldg(reinterpret_cast<const uint4*>(walk.latents) + static_cast<int64_t>(order.previous) * 32 + lane);
-    const uint64_t known = certified_order(order.best) ? order.best : again(rule, latent, base, order.best);
-    const uint32_t needed = certified_order(known);
-    const uint32_t below = rule.greedy ? below_reach(rule, bias, needed) : 0;
     const float largest = S.sampling ? largest_base(request * walk.steps + step, round) : 0.0f;
-    uint32_t* rows = smem.rows;
-    uint64_t best = 0;
-    int found = 0;
+    const uint4 latent = __ldg(reinterpret_cast<const uint4*>(walk.latents) + static_cast<int64_t>(order.previous) * 32 + lane);
+    Reach<S> reach{walk, rule, base, latent, bias, largest, 0, smem};
+    const uint64_t known = certified_order(order.best) ? order.best : again(reach, order.best);
+    reach.needed = certified_order(known);
+    const uint32_t below = rule.greedy ? reach.below() : 0;
     const int stride = share.all * 32 * kOfLane;
     const bool aligned = reinterpret_cast<uint64_t>(base) % 16 == 0;
     int begin = share.own * 32 * kOfLane;
@@ -81,24 +67,11 @@ struct Search {
       for (int e = 0; e < kOfLane; e++) {
         const uint32_t word = e < 4 ? (e < 2 ? pairs.x : pairs.y) : (e < 6 ? pairs.z : pairs.w);
         const int row = begin + lane * kOfLane + e;
-        const uint16_t logit = static_cast<uint16_t>(word >> (16 * (e % 2)));
-        const bool can = row < walk.vocab && (rule.greedy ? max(upper_order(logit), kLeastUpper) > below
-                                                          : reaches(rule, row, widen(logit), bias, largest, needed));
-        const uint32_t votes = __ballot_sync(~0u, can);
-        if (can) rows[found + __popc(votes & ((1u << lane) - 1))] = row;
-        found += __popc(votes);
-        __syncwarp();
-        if (found < 32) continue;
-        best = max(best, scored(rule, latent, base, rows, 32));
-        found -= 32;
-        const uint32_t kept = rows[32 + lane];
-        __syncwarp();
-        rows[lane] = kept;
+        reach.add(row < walk.vocab && reach.can(row, static_cast<uint16_t>(word >> (16 * (e % 2))), below), row);
       }
       pairs = next;
     }
-    __syncwarp();
-    best = over_warp(max(best, scored(rule, latent, base, rows, found)));
+    const uint64_t best = reach.finish();
     if (lane == 0 && best) red_max_relaxed(&mail.found[order.number - 1], best);
     return known;
   }
@@ -117,15 +90,6 @@ struct Search {
     return __uint_as_float(__reduce_max_sync(~0u, most));
   }
 
-  // One warp: the key of a row of which `entry` has only the lower bits.
-  __device__ uint64_t again(const Rule& rule, const uint4& latent, const uint16_t* base, uint64_t entry) const {
-    const uint32_t row = certified_row(entry);
-    float sum = dot(__ldg(p.walk.weights + static_cast<int64_t>(row) * 32 + threadIdx.x % 32), latent);
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, distance));
-    return certified_key(rule.order(Rule::corrected(sum, widen(__ldg(base + row))), rule.noise(row)), row, certified_place(entry));
-  }
-
   // Base logits of eight rows; anything past the vocabulary.
   __device__ uint4 eight(const uint16_t* base, int row, bool aligned) const {
     if (aligned && row + kOfLane <= p.walk.vocab) return __ldg(reinterpret_cast<const uint4*>(base + row));
@@ -136,56 +100,14 @@ struct Search {
     return make_uint4(words[0], words[1], words[2], words[3]);
   }
 
-  // Of a drawn row.
-  __device__ static bool reaches(const Rule& rule, int row, float logit, float bias, float largest, uint32_t needed) {
-    return rule.bound(fmaxf(row_score(logit, rule.inverse, rule.noise(row)), kMinusInfinity), bias, largest) >= needed;
-  }
-
-  // Of a greedy step: the largest upper order of a base logit that cannot reach `needed`.
-  __device__ static uint32_t below_reach(const Rule& rule, float bias, uint32_t needed) {
-    uint32_t below = 0;
-#pragma unroll 1
-    for (uint32_t bit = 1u << 15; bit > 0; bit >>= 1)
-      if (rule.bound(rule.most_of_upper(below + bit), bias, 0.0f) < needed) below += bit;
-    return below;
-  }
-
-  // One warp: of `count` rows, 32 at most, each lane's best key.
-  __device__ uint64_t scored(const Rule& rule, const uint4& latent, const uint16_t* base, const uint32_t* rows, int count) const {
-    const int lane = threadIdx.x % 32;
-    uint64_t best = 0;
-#pragma unroll 1
-    for (int first = 0; first < count; first += kAtOnce) {
-      uint4 weights[kAtOnce];
-      float sum[kAtOnce], own = 0.0f;
+  // One warp: the key of a row of which `entry` has only the lower bits.
+  __device__ static uint64_t again(const Reach<S>& reach, uint64_t entry) {
+    const uint32_t row = certified_row(entry);
+    float sum = reach.dot(__ldg(reach.p.weights + static_cast<int64_t>(row) * 32 + threadIdx.x % 32));
 #pragma unroll
-      for (int n = 0; n < kAtOnce; n++)
-        weights[n] = __ldg(p.walk.weights + static_cast<int64_t>(rows[min(first + n, count - 1)]) * 32 + lane);
-      const uint32_t row = rows[min(first + lane % kAtOnce, count - 1)];
-      const float logit = widen(__ldg(base + row));
-#pragma unroll
-      for (int n = 0; n < kAtOnce; n++) sum[n] = dot(weights[n], latent);
-#pragma unroll
-      for (int distance = 16; distance > 0; distance /= 2)
-#pragma unroll
-        for (int n = 0; n < kAtOnce; n++) sum[n] = __fadd_rn(sum[n], __shfl_xor_sync(~0u, sum[n], distance));
-#pragma unroll
-      for (int n = 0; n < kAtOnce; n++)
-        if (lane % kAtOnce == n) own = sum[n];
-      best = max(best, certified_key(rule.order(Rule::corrected(own, logit), rule.noise(row)), row, 0));
-    }
-    return best;
-  }
-
-  __device__ static float dot(const uint4& a, const uint4& b) {
-    const uint32_t x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
-    float sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      sum = __fmaf_rn(__uint_as_float(x[i] << 16), __uint_as_float(y[i] << 16), sum);
-      sum = __fmaf_rn(__uint_as_float(x[i] & 0xFFFF0000u), __uint_as_float(y[i] & 0xFFFF0000u), sum);
-    }
-    return sum;
+    for (int distance = 16; distance > 0; distance /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, distance));
+    const Rule& rule = reach.rule;
+    return certified_key(rule.order(Rule::corrected(sum, widen(__ldg(reach.base + row))), rule.noise(row)), row, certified_place(entry));
   }
 };
 

@@ -5,7 +5,7 @@
 // for all previous tokens of the CTA. A lane reads its row in 16-byte chunks t, t + 4, ...; both operands do, so a sum only has its
 // terms in another order. bf16 products are exact in fp32.
 #pragma once
-#include "certified/pick.cuh"
+#include "certified/lists.cuh"
 
 namespace wts {
 
@@ -13,16 +13,15 @@ template <CertifiedShape S>
 struct Weigh {
   using Rule = RowRule<S.sampling>;
   using Set = typename Pick<S>::Set;
-  static constexpr int kWarps = weighing_warps(S), kThreads = 32 * kWarps;  // those that weigh: "all" below
-  static constexpr int kTiles = S.candidates / 16;                          // of 16 candidates, one a warp
+  static constexpr int kWarps = S.warps, kThreads = 32 * kWarps;
+  static constexpr int kTiles = S.candidates / 16;  // of 16 candidates, one a warp
   static constexpr int kShares = kWarps / kTiles, kRows = S.block / 16;
   static constexpr int kHalves = kShares < kRows ? kShares : kRows;  // warps that share a tile, each with its part of the previous tokens
   static constexpr int kRowTiles = kRows / kHalves;                  // of 16 previous tokens, of a warp
   static constexpr int kMultiplying = kTiles * kHalves;              // warps
   static constexpr int kIdle = kMultiplying < kWarps ? kMultiplying : 0;  // the first warp that brings what is not W2: others have to do
   static constexpr int kLatentBytes = 2 * kRank256 + 64;                  // 36 chunks apart, so that eight lanes meet eight groups of banks
-  static constexpr int kAtOnce = S.list < 64 ? 1 : 2;                     // entries of a list, of a lane
-  static_assert(kHalves > 0 && kRowTiles * kHalves * 16 == S.block && S.list % 32 == 0 && kTiles <= 32);
+  static_assert(kHalves > 0 && kRowTiles * kHalves * 16 == S.block && kTiles <= 32);
 
   struct Smem {
     alignas(16) uint8_t latents[S.block * kLatentBytes];
@@ -53,22 +52,22 @@ struct Weigh {
     if (gathers) load_base();
     copy_async_wait();
     if (fresh_thread() == kThreads - 1) smem.stopped[0] = stop();
-    sync_weighing<S>();
+    __syncthreads();
     phase<S>(p, Phase::kGathered);
     if (smem.stopped[0]) return false;
-    Listed listed = ask(fresh_thread() / 32, count);
+    auto listed = ask(fresh_thread() / 32, count);
     products(count);
     if (fresh_thread() == kThreads - 1) smem.stopped[1] = stop();
-    sync_weighing<S>();
+    __syncthreads();
     if (smem.stopped[1]) return false;
     phase<S>(p, Phase::kMultiplied);
 #pragma unroll 1
     for (int i = fresh_thread() / 32; i < count; i += kWarps) {
       const int lane = fresh_thread() % 32;
-      const uint64_t best = with_list(i, listed, over_warp(lane < kTiles ? smem.best[lane][i] : 0));
+      const uint64_t best = list(i).better(listed, over_warp(lane < kTiles ? smem.best[lane][i] : 0));
       listed = ask(i + kWarps, count);
       if (best != 0 && certified_place(best) == 0) prefetch_row(certified_row(best), lane);
-      if (lane == 0) done(i, best, proved(i, best));
+      if (lane == 0) done(i, best, list(i).proves(best));
     }
     return true;
   }
@@ -76,7 +75,7 @@ struct Weigh {
  private:
   // All threads: W2 rows of the candidates.
   __device__ void gather() {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int thread = fresh_thread(), warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int half = 0; half < 2 && warp < kMultiplying; half++) {
       const uint32_t row = set.row[warp % kTiles * 16 + half * 8 + g];
@@ -126,53 +125,12 @@ struct Weigh {
     }
   }
 
-  __device__ float largest() const { return S.sampling ? __uint_as_float(set.largest) : 0.0f; }
+  __device__ BiasList<S> list(int i) const { return {rule, base, set, smem.listed[i], smem.biases[i], smem.bound[i]}; }
 
-  // Entries of a list that a lane looks at together, and their base logits.
-  struct Listed {
-    uint32_t row[kAtOnce];
-    uint16_t logit[kAtOnce];
-  };
-
-  // One warp: the first of previous token `i`, whether they will count or not: while candidates are multiplied they are on their way.
-  __device__ Listed ask(int i, int count) const {
-    Listed listed{};
-#pragma unroll
-    for (int j = 0; j < kAtOnce; j++) {
-      if (i >= count) break;
-      listed.row[j] = smem.listed[i][fresh_thread() % 32 + 32 * j];
-      listed.logit[j] = __ldg(base + listed.row[j]);
-    }
-    return listed;
-  }
-
-  // One warp: the better of `best` and what the list of previous token `i` lifts, of which `listed` are the first. A listed row that is no
-  // candidate has a base logit of at most `outside`: where that and its bias do not reach the best candidate, which are 96 of 100 entries
-  // of a list, the row need not be looked at.
-  __device__ uint64_t with_list(int i, Listed listed, uint64_t best) const {
-    const float outside = rule.most_of_upper(set.outside);
-    uint64_t found = best;
-#pragma unroll 1
-    for (int entry = fresh_thread() % 32;;) {
-      bool reaches[kAtOnce];
-#pragma unroll
-      for (int j = 0; j < kAtOnce; j++) {
-        const float bias = widen(smem.biases[i][entry + 32 * j]);
-        reaches[j] = rule.bound(outside, bias, largest()) >= certified_order(best);
-        if (!reaches[j]) continue;
-        float low = __fadd_rn(widen(listed.logit[j]), bias), high = 0.0f;  // the bias is rounded already
-        round_bf16(low, high);
-        found = max(found, certified_key(rule.order(low, rule.noise(listed.row[j])), listed.row[j], 0));
-      }
-      entry += 32 * kAtOnce;
-      if (entry >= S.list || !__any_sync(~0u, reaches[kAtOnce - 1])) break;  // biases fall
-#pragma unroll
-      for (int j = 0; j < kAtOnce; j++) {
-        listed.row[j] = smem.listed[i][entry + 32 * j];
-        listed.logit[j] = __ldg(base + listed.row[j]);
-      }
-    }
-    return over_warp(found);
+  // One warp: of previous token `i`, if there is one. While candidates are multiplied they are on their way.
+  __device__ typename BiasList<S>::Some ask(int i, int count) const {
+    if (i < count) return list(i).ask();
+    return {};
   }
 
   // One warp: what weighing a token takes, for one that no candidate is and that will be weighed next if at all.
@@ -190,13 +148,8 @@ struct Weigh {
       line(p.list_biases, 2 * S.list, lane - kLatent - kRowsOf);
   }
 
-  // Whether this key of previous token `i` is proved to be the step's.
-  __device__ bool proved(int i, uint64_t best) const {
-    return best != 0 && certified_order(best) > rule.bound(rule.most_of_upper(set.outside), smem.bound[i], largest());
-  }
-
   __device__ void products(int count) {
-    const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
+    const int thread = fresh_thread(), warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
     const int tile = warp % kTiles, first = warp / kTiles * kRowTiles;
     if (warp >= kMultiplying) return;
 #pragma unroll 1
