@@ -209,9 +209,11 @@ def _foot(found: Found) -> str:
     same = min((found[cell].identity for cell in cells), key=lambda each: each.same / each.prompts, default=None)
     greedy = f"Identical greedy texts, where they are fewest: {same.same} of {same.prompts}. " if same else ""
     prompts, sources = max(each.change.clusters for each in found.values()), max(each.sources for each in found.values())
+    beside = any("acceptance_beside" in run.tables for run in runs.values())
+    drawn = "At T = 1 both arms draft in the rounds of both texts, and tokens count that are expected to pass. " if beside else ""
     hardware, pairs = ", ".join(sorted({run.hardware for run in runs.values()})), ", ".join(sorted({cell.pair for cell in found}))
     return (
         f"{prompts} prompts of {sources} sources, drawn whole with all passes and both arms; c: concurrency, all: c pooled, as the paper's. Equivalent: the 90 % interval "
-        f"lies within the margin; different: it does not, and the 95 % interval leaves out 0; (prompts): so many would make an undecided change equivalent. {greedy}Pair {pairs}. "
+        f"lies within the margin; different: it does not, and the 95 % interval leaves out 0; (prompts): so many would make an undecided change equivalent. {drawn}{greedy}Pair {pairs}. "
         f"{hardware}: {', '.join(sorted(runs))}"
     )

@@ -33,7 +33,7 @@ _MAIL_BYTES, _ARRIVED_WORDS = 640, 8
 _SEARCH_BYTES = 256  # of a warp
 _SLICE_WORDS = 16  # that a slice leaves: 15 rows and what bounds the others
 _MOST_VECTORS, _WARPS, _STEPWISE_WARPS = 8, 16, 32
-_PICKING, _KEPT = 8, 4  # of the stepwise walk: warps of a CTA that pick; steps
+_PICKING, _KEPT = 8, 3  # of the stepwise walk: warps of a CTA that pick; steps
 _STEPWISE_VECTORS = 7  # of 64 requests of 7 steps: 69.7 us; 8 72.6, 6 with two slices under way 74.2 (tried)
 _FEW_ROWS = 200_000  # of a vocabulary. On flat logits of 248,320 a walk of 15 steps took 27 us with 256 candidates and 43 with 128 (tried)
 # Requests. With tables 4 of 7 steps take 31 us and 6 35, of 16 steps 4 take 49 and 8 85; without 32, 32, 60 and 66 (tried).
@@ -79,7 +79,8 @@ class CertifiedOptions:
     """candidates: of a step, by base logits, 128 or 256; None takes 128 for up to 200,000 rows. 256 are twice as much of W2 to gather, 2 us of 22,
                 and prove more
     previous:   the best of them, for which the next step's winner is in the table; None takes 128 for up to 32 (request, step) pairs, else 64
-    listed:     rows of every token's list, by bias
+    listed:     rows of every token's list, by bias; None takes 128 with tables and 512 without, where a step reads one list: of 896 steps of trained rounds 9
+                are not proved with 128, 3 with 256 and none with 512 (computed). Lists of 512 take 467 MB at V = 151,936
     tables:     what follows every candidate is weighed beforehand; without, a CTA a request follows its token, step by step. None takes tables for up
                 to four requests
     vectors:    16-byte loads of a lane, so 256 times that many rows are a slice; None makes about 76 slices of a step, as far as they fit
@@ -90,7 +91,7 @@ class CertifiedOptions:
 
     candidates: int | None = None
     previous: int | None = None
-    listed: int = 128
+    listed: int | None = None
     tables: bool | None = None
     vectors: int | None = None
     wanted: int = 8
@@ -101,7 +102,7 @@ class CertifiedOptions:
         for name, known in (
             ("candidates", (None, 128, 256)),
             ("previous", (None, 32, 64, 128, 256)),
-            ("listed", (32, 64, 128, 256)),
+            ("listed", (None, 32, 64, 128, 256, 512)),
         ):
             if getattr(self, name) not in known:
                 words = ", ".join(str(each) for each in known if each)
@@ -201,7 +202,7 @@ class CertifiedSm80:
                 parts=parts,
                 extras=32,
                 team=ctas // limits.max_batch if tables else 1,
-                listed=options.listed,
+                listed=options.listed or (128 if tables else 512),
             )
             for vectors in range(most, 0 if options.vectors is None else most - 1, -1)
         ]

@@ -60,6 +60,13 @@ struct Certified {
   };
   static_assert(sizeof(Smem) <= S.smem_bytes, "kernels/backends/certified_sm80.py adds it up");
 
+  // Slices are dealt to all warps in turn.
+  struct Deal {
+    int first;
+
+    __device__ int number(int n) const { return first + n * static_cast<int>(S.warps * gridDim.x); }
+  };
+
   const CertifiedParams& p;
   Smem& smem;
 
@@ -302,8 +309,7 @@ struct Certified {
     phase<S>(p, Phase::kBegun);
     uint32_t round = 0;  // asked for before base logits, which it would wait behind: 1 us of 16 steps
     if (threadIdx.x == 0) round = *static_cast<volatile const uint32_t*>(p.walk.round);
-    const int warps = S.warps * gridDim.x;
-    Offers<S> offers{p, smem.offers[threadIdx.x / 32], {static_cast<int>(threadIdx.x / 32 * gridDim.x + blockIdx.x), 1, warps, warps}};
+    Offers<S, Deal> offers{p, smem.offers[threadIdx.x / 32], {static_cast<int>(threadIdx.x / 32 * gridDim.x + blockIdx.x)}};
     offers.begin();
     begin(round);
     phase<S>(p, Phase::kKnown);

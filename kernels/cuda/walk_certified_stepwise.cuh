@@ -27,12 +27,14 @@ struct Stepwise {
   // Warps of a leader, in this order: the one that decides, those that multiply, pick, and offer.
   static constexpr int kMultiplying = S.candidates / 16, kPicking = Pick<S>::kWarps, kLeading = 1 + kMultiplying + kPicking;
   static constexpr int kOffering = S.warps - kLeading;
-  static constexpr int kKept = 4;  // steps: one that is decided, one that is gathered, one that is picked, and one between them
+  static constexpr int kKept = 3;  // steps: one that is decided, one that is gathered, one that is picked
   static_assert(kOffering > 0 && S.previous == S.candidates);
 
-  // Barriers of a leader. Ready: a step is picked. Free: whoever multiplies has seen that. Told: the latent of the token before is there,
-  // or another task. Done: that is done. Picked: of those that pick.
-  enum Meeting { kReady = 1, kFree, kTold, kDone, kPicked };
+  // Barriers of a leader, between those that pick and multiply, or multiply and decide. Ready: a step is picked, and the one before it is
+  // multiplied. Told: its rows are there, and the latent of the token before, or another task. Done: that is done. Picked: of those that
+  // pick. Nobody arrives without waiting (barrier.arrive): whoever would go on early has little to do then, and racecheck takes it for a
+  // race.
+  enum Meeting { kReady = 1, kTold, kDone, kPicked };
   static constexpr int kWithPicks = 32 * (kMultiplying + kPicking), kWithDecision = 32 * (kMultiplying + 1);
 
   // What those that multiply do next.
@@ -90,8 +92,7 @@ struct Stepwise {
       Pick<S>::one(p, pair(step), own, made.set, smem.round);
       barrier_sync(kPicked, 32 * kPicking);
       weigh_alone(made, base_row(p, request(), step));
-      if (step > 0) barrier_sync(kFree, kWithPicks);
-      barrier_arrive(kReady, kWithPicks);
+      barrier_sync(kReady, kWithPicks);
     }
   }
 
@@ -117,7 +118,6 @@ struct Stepwise {
       const Step& made = smem.steps[step % kKept];
       if (step < p.walk.steps) {
         barrier_sync(kReady, kWithPicks);
-        if (step + 1 < p.walk.steps) barrier_arrive(kFree, kWithPicks);
         gather(made.set, own);
       }
       Task task;
@@ -128,7 +128,7 @@ struct Stepwise {
         if (task == Task::kEnd) return;
         const uint64_t best = task == Task::kMultiply ? products(made, own) : search(own);
         if (lane() == 0) smem.best[own] = best;
-        barrier_arrive(kDone, kWithDecision);
+        barrier_sync(kDone, kWithDecision);
         if (task == Task::kMultiply) break;
       }
     }
@@ -165,14 +165,14 @@ struct Stepwise {
     uint64_t best = 0;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-      const int place = first + half * 8 + 2 * t;
-      Rule::corrected(sums[half][0], sums[half][1], step.base[place], step.base[place + 1]);
+      const int n = first + half * 8 + 2 * t;
+      Rule::corrected(sums[half][0], sums[half][1], step.base[n], step.base[n + 1]);
 #pragma unroll
       for (int c = 0; c < 2; c++) {
-        const uint32_t row = step.set.row[place + c];
+        const uint32_t row = step.set.row[n + c];
         if (row == kNoRow || g > 0) continue;
-        const float noise = S.sampling ? step.noise[place + c] : 0.0f;
-        best = max(best, certified_key(step.rule.order(sums[half][c], noise), row, place + c + 1));
+        const float noise = S.sampling ? step.noise[n + c] : 0.0f;
+        best = max(best, certified_key(step.rule.order(sums[half][c], noise), row, n + c + 1));
       }
     }
     best = max(best, __shfl_xor_sync(~0u, best, 1));
@@ -184,11 +184,11 @@ struct Stepwise {
     uint32_t previous = first_token(p, request()), searched = 0;
 #pragma unroll 1
     for (int step = 0; step < p.walk.steps; step++) {
-      bring(previous);
-      tell(Task::kMultiply);
       const Step& made = smem.steps[step % kKept];
       const List list{made.rule, base_row(p, request(), step), made.set, smem.listed, smem.biases, smem.bound};
-      const typename List::Some some = list.ask();  // on their way while products are made
+      bring(previous);
+      const typename List::Some some = list.ask();  // on their way while rows are gathered and products made
+      tell(Task::kMultiply);
       uint64_t best = list.better(some, told());
       if (!list.proves(best)) {
         if (lane() == 0) smem.step = step, smem.needed = certified_order(best);
@@ -211,7 +211,7 @@ struct Stepwise {
   __device__ void tell(Task task) const {
     if (lane() == 0) smem.task = task;
     __syncwarp();
-    barrier_arrive(kTold, kWithDecision);
+    barrier_sync(kTold, kWithDecision);
   }
   __device__ uint64_t told() const {
     barrier_sync(kDone, kWithDecision);
@@ -256,7 +256,7 @@ struct Stepwise {
   // One warp: rows that slices offered.
   __device__ void look_at_offers(Reach<S>& reach, const typename Pick<S>::Set& set, const uint64_t* offered, int own,
                                  uint32_t below) const {
-    constexpr int kAtOnce = 6, kSlices = 2 * kMultiplying;  // loads of a lane that are under way; slices that all warps look at in one
+    constexpr int kSlices = 2 * kMultiplying, kAtOnce = 96 / kSlices;  // that all warps look at in one load; loads that are under way
 #pragma unroll 1
     for (int first = 2 * own; first < S.slices; first += kAtOnce * kSlices) {
       uint32_t words[kAtOnce];
@@ -312,16 +312,24 @@ struct Stepwise {
     }
   }
 
-  // Slices of a warp that offers. Those of leaders take three where others take two, for there are fewer on their SM.
-  __device__ Offers<S> offers() const {
-    constexpr int kOfLeader = 3, kOfOther = 2;
-    const int leaders = p.walk.batch, own = blockIdx.x;
-    const int of_leaders = leaders * kOffering, of_others = static_cast<int>(gridDim.x - leaders) * S.warps;
-    const Deal leading{own * kOffering + warp() - kLeading, kOfLeader, of_leaders + of_others,
-                       kOfLeader * of_leaders + kOfOther * of_others};
-    const Deal other{of_leaders + (own - leaders) * S.warps + warp(), kOfOther, leading.apart, leading.round};
+  // Slices are dealt in rounds. Warps of leaders take three where others take two, for fewer offer on their SM. Nothing is kept from one
+  // slice to the next: registers are short.
+  struct Deal {
+    const CertifiedParams& p;
+
+    __device__ int number(int n) const {
+      const int leaders = p.walk.batch, own = blockIdx.x;
+      const int of_leaders = leaders * kOffering, of_others = static_cast<int>(gridDim.x - leaders) * S.warps;
+      const int of_round = own < leaders ? 3 : 2, round = own < leaders ? n / 3 : n / 2;  // constants divide faster
+      const int first = own < leaders ? own * kOffering + warp() - kLeading : of_leaders + (own - leaders) * S.warps + warp();
+      return round * (3 * of_leaders + 2 * of_others) + (n - round * of_round) * (of_leaders + of_others) + first;
+    }
+  };
+
+  // Of a warp that offers.
+  __device__ Offers<S, Deal> offers() const {
     Slices& place = warp() < kLeading ? reinterpret_cast<Slices*>(smem.rows)[warp()] : smem.offers[warp() - kLeading];
-    return {p, place, own < leaders ? leading : other};
+    return {p, place, {p}};
   }
 
   // `round`: of thread 0.
@@ -338,23 +346,21 @@ struct Stepwise {
     phase<S>(p, Phase::kBegun);
     uint32_t round = 0;  // asked for before base logits, which it would wait behind
     if (threadIdx.x == 0) round = *static_cast<volatile const uint32_t*>(p.walk.round);
-    if (blockIdx.x < p.walk.batch && warp() < kLeading) {
-      begin(round);
-      if (warp() == 0) {
-        decide();
-      } else if (warp() <= kMultiplying) {
-        multiply();
-      } else {
-        pick();
-        if (blockIdx.x == 0 && threadIdx.x == 32 * kLeading - 1) end_round(p, smem.round);
-      }
-    } else {
-      Offers<S> own = offers();
-      own.begin();
-      begin(round);
+    const bool leads = blockIdx.x < p.walk.batch && warp() < kLeading;
+    Offers<S, Deal> own = offers();
+    if (!leads) own.begin();
+    begin(round);
+    if (!leads) {
       while (own.look(smem.round)) {
       }
       phase<S>(p, Phase::kOffered);
+    } else if (warp() == 0) {
+      decide();
+    } else if (warp() <= kMultiplying) {
+      multiply();
+    } else {
+      pick();
+      if (blockIdx.x == 0 && threadIdx.x == 32 * kLeading - 1) end_round(p, smem.round);
     }
   }
 };

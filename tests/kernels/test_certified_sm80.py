@@ -118,7 +118,8 @@ def assert_right(walk: CertifiedWalk, inputs: WalkInputs) -> list[int]:
         ),
         (3007, 2, 5, None),
         (3007, 2, 5, False),
-        (1000, 3, 3, False),  # on the CPU as many requests as CTAs, so that nobody helps
+        (1000, 3, 3, False),  # on the CPU as many requests as CTAs
+        (1000, 2, 32, False),  # every warp has several slices
         (500, 1, 32, None),
         (1, 2, 3, False),
     ],
@@ -223,12 +224,16 @@ def test_where_all_rows_are_alike_every_row_is_searched(sampling: bool, tables: 
 
 @pytest.mark.parametrize("tables", [True, False])
 @pytest.mark.parametrize("candidates", [128, 256])
+@pytest.mark.parametrize("others", ["alike", "apart"])
 @pytest.mark.parametrize(("score", "token"), [(10.0, 3), (10.0625, 4000), (9.9375, 3)])
-def test_a_tie_at_the_bound_is_no_proof(candidates: int, score: float, token: int, tables: bool) -> None:
+def test_a_tie_at_the_bound_is_no_proof(candidates: int, score: float, token: int, others: str, tables: bool) -> None:
     """Row 3 has the bound itself: base 8.9375, next below the candidates' 9, and bias 1.0625, the largest outside the list, 10 in all. The best of the rows
-    named is row 4000 with `score`, an ulp of bf16 above, level with or below it: where they tie row 3 wins, for it is lower."""
+    named is row 4000 with `score`, an ulp of bf16 above, level with or below it: where they tie row 3 wins, for it is lower. Where all others are alike more rows of its
+    slice tie than have a place, so it keeps row 3 back; else it offers it."""
     vocab = 8192
     base = torch.full((vocab,), -20.0)
+    if others == "apart":
+        base -= torch.rand(vocab, generator=torch.Generator().manual_seed(0)) * 60
     bias = torch.full((vocab,), -50.0)
     named = torch.arange(16 * (251 - candidates), 16 * 251, 16) % vocab  # one of every sector: as many in every slice and for every warp
     base[named] = 9.0
@@ -251,6 +256,27 @@ def test_a_tie_at_the_bound_is_no_proof(candidates: int, score: float, token: in
     walk.launch(inputs, draft)
     assert draft.tokens.item() == token
     assert walk.tally[0].tolist() == ([0, 0] if score > 10 else [1, 1])
+
+
+@pytest.mark.parametrize("tables", [True, False])
+def test_a_row_that_was_offered_and_has_no_place_is_found(tables: bool) -> None:
+    """200 rows tie, more than there is room for, so none of them is a candidate; one of them wins by a bias that is not listed."""
+    vocab = 8192
+    base = -20 - torch.rand(vocab, generator=torch.Generator().manual_seed(0)) * 60
+    named = 32 * torch.arange(200)  # of every other sector
+    base[named], base[7] = 9.0, 9.5
+    bias = torch.zeros(vocab)
+    bias[named[150]], bias[1:1025:16] = 1.0, 3.0
+    base[1:1025:16] = -100.0
+    w1, w2 = torch.zeros(vocab, 256), torch.zeros(vocab, 256)
+    w1[:, 0], w2[:, 0] = 1.0, bias
+    head = MarkovHead(w1.to(BF16).to(DEVICE), w2.to(BF16).to(DEVICE))
+    zero = torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    inputs = WalkInputs(base.to(BF16).to(DEVICE)[None, None], zero, torch.zeros(1, device=DEVICE), zero)
+    walk, draft = prepared(head, 1, 1, listed=64, tables=tables), Draft.like(inputs)
+    walk.launch(inputs, draft)
+    assert draft.tokens.item() == named[150]
+    assert walk.tally[0].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("tables", [True, False])
@@ -402,7 +428,7 @@ def test_refusals() -> None:
         backend.place(VOCAB, Limits(64, 7), replace(H200, sms=40))
     refused: list[tuple[dict[str, Any], str]] = [
         ({"candidates": 64}, "candidates of 128, 256"),
-        ({"listed": 48}, "listed of 32, 64, 128, 256"),
+        ({"listed": 48}, "listed of 32, 64, 128, 256, 512"),
         ({"previous": 8}, "previous of 32"),
         ({"vectors": 9}, "1 to 8"),
         ({"wanted": 0}, "1 to 15"),

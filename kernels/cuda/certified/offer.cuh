@@ -50,7 +50,7 @@ struct Offer {
 
   // Begin to bring this lane's base logits of a slice.
   __device__ void load(const uint16_t* row, int slice, Slice& rows) const {
-    const int lane = threadIdx.x % 32;
+    const int lane = fresh_thread() % 32;
     const bool aligned = reinterpret_cast<uint64_t>(row) % 16 == 0;
     constexpr int kFull = S.vectors - 1;      // vectors that a vocabulary of some size fills for every slice
     uint32_t others = (1u << S.vectors) - 1;  // vectors that it does not fill, or that lie at an odd address
@@ -60,24 +60,18 @@ struct Offer {
       for (int i = 0; i < kFull; i++) copy_async_16(&rows[i][lane], source + i * (first_row(0, 0, 1) - first_row(0, 0, 0)));
       others = 1u << kFull;
     }
-#pragma unroll
-    for (int i = 0; i < S.vectors; i++) {
-      const int first = first_row(slice, lane, i);
-      if (!(others >> i & 1) || !(aligned || first >= p.walk.vocab)) continue;
-      if (first >= p.walk.vocab)
-        rows[i][lane] = make_uint4(kNothing, kNothing, kNothing, kNothing);
-      else if (first + 8 <= p.walk.vocab)
-        copy_async_16(&rows[i][lane], row + first);
-      else
-        continue;
-      others ^= 1u << i;
-    }
 #pragma unroll 1
     for (; others; others &= others - 1) {
       const int i = __ffs(others) - 1, first = first_row(slice, lane, i);
-      uint16_t* target = reinterpret_cast<uint16_t*>(&rows[i][lane]);
+      if (first >= p.walk.vocab) {
+        rows[i][lane] = make_uint4(kNothing, kNothing, kNothing, kNothing);
+      } else if (aligned && first + 8 <= p.walk.vocab) {
+        copy_async_16(&rows[i][lane], row + first);
+      } else {
+        uint16_t* target = reinterpret_cast<uint16_t*>(&rows[i][lane]);
 #pragma unroll 1
-      for (int e = 0; e < 8; e++) target[e] = first + e < p.walk.vocab ? row[first + e] : static_cast<uint16_t>(kNothing);
+        for (int e = 0; e < 8; e++) target[e] = first + e < p.walk.vocab ? row[first + e] : static_cast<uint16_t>(kNothing);
+      }
     }
     __syncwarp();
   }
@@ -101,16 +95,17 @@ struct Offer {
     // Of too many equal ones some stay behind. The largest |base logit| is a bf16.
     const uint32_t outside = all > kOffers ? least : least == kLeastUpper ? 0 : least - 1;
     const uint32_t bound = (S.sampling ? __float_as_uint(largest) & 0xFFFF0000u : 0) | outside;
-    const uint32_t word = lane == kOffers ? bound : lane < all ? smem.offered[lane % kSliceWords] : 0;
+    const int place = fresh_thread() % 32;
+    const uint32_t word = place == kOffers ? bound : place < all ? smem.offered[place % kSliceWords] : 0;
     uint64_t* offered = p.offered + (static_cast<int64_t>(pair) * S.slices + slice) * kSliceWords;
-    if (lane < kSliceWords) store_relaxed(offered + lane, tagged(round, word));
+    if (place < kSliceWords) store_relaxed(offered + place, tagged(round, word));
     __syncwarp();
   }
 
  private:
   // In place of base logits the upper halves of what drawn scores are at most. The largest |base logit| of the warp that is finite.
   __device__ float draw(const Rule& rule, int slice, Slice& rows) const {
-    const int lane = threadIdx.x % 32;
+    const int lane = fresh_thread() % 32;
     float largest = 0.0f;
 #pragma unroll 1
     for (int i = 0; i < S.vectors; i++) {

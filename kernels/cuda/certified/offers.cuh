@@ -4,14 +4,8 @@
 
 namespace wts {
 
-// Which slices are a warp's. They are dealt in rounds: `of_round` to this warp, `apart` from one another.
-struct Deal {
-  int first, of_round, apart, round;
-
-  __device__ int number(int n) const { return n / of_round * round + n % of_round * apart + first; }
-};
-
-template <CertifiedShape S>
+// `Deal` says which slices are the warp's: number(n) is its slice number n, counted over all steps and requests.
+template <CertifiedShape S, class Deal>
 struct Offers {
   static constexpr bool kAhead = S.buffers == 2;
   static_assert(S.buffers <= 2);

@@ -72,10 +72,6 @@ __device__ inline uint64_t wgmma_operand(const void* shared, uint32_t k_bytes, u
 __device__ inline void barrier_sync(int number, int threads) {
   asm volatile("barrier.sync.aligned %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
-// The same without waiting: those who wait see what was written before.
-__device__ inline void barrier_arrive(int number, int threads) {
-  asm volatile("barrier.arrive.aligned %0, %1;" ::"r"(number), "r"(threads) : "memory");
-}
 
 // 9.7.13, griddepcontrol: let the next kernel of the stream start, as soon as every CTA of this grid has said so or has ended; wait until
 // the kernels before have ended and all they wrote can be seen. Without programmatic launch neither does anything.

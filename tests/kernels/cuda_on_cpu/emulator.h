@@ -75,12 +75,6 @@ inline void meet(Rendezvous& place, int everybody, const std::function<void()>& 
   current->place = nullptr;
 }
 
-inline void arrive(Rendezvous& place, int everybody) {
-  if (++place.arrived < everybody) return;
-  place.arrived = 0;
-  place.generation++;
-}
-
 inline uint8_t* shared() {
   const auto start = reinterpret_cast<uintptr_t>(current->cta->smem.data());
   return reinterpret_cast<uint8_t*>((start + kSmemAlignment - 1) / kSmemAlignment * kSmemAlignment);

@@ -94,7 +94,6 @@ inline void mma_s8(int32_t (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
 inline float log2_approx(float x) { return std::log2(x); }
 inline void prefetch_l2(const void*) {}
 inline void barrier_sync(int number, int threads) { emulator::meet(emulator::current->cta->numbered[number], threads, [] {}); }
-inline void barrier_arrive(int number, int threads) { emulator::arrive(emulator::current->cta->numbered[number], threads); }
 inline void copy_async_16(void* shared, const void* global) {
   if ((reinterpret_cast<uintptr_t>(shared) | reinterpret_cast<uintptr_t>(global)) % 16) std::abort();  // as the hardware would
   std::memcpy(shared, global, 16);
