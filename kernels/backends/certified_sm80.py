@@ -170,7 +170,7 @@ class CertifiedSm80:
         self.options = options
 
     def place(self, vocab: int, limits: Limits, device: DeviceSpec) -> CertifiedLayout:
-        """For up to 32 (request, step) pairs many CTAs a table, else many tables a CTA."""
+        """With tables, for up to 32 (request, step) pairs many CTAs a table, else many tables a CTA; without, a CTA a request."""
         options, pairs = self.options, limits.max_batch * limits.max_steps
         few = pairs <= 32
         candidates = options.candidates or (128 if vocab <= _FEW_ROWS else 256)

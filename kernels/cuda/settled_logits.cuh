@@ -6,6 +6,7 @@
 // Rows come in blocks of eight, 4 KB in a row, to a warp's own places in shared memory, and no warp waits for another. Reading W2 and
 // nothing else takes 21 us row by row, and 24 straight into fragments, 64 bytes of each of eight rows at a time.
 #pragma once
+#include "certified/rows.cuh"
 #include "certified/rule.cuh"
 
 namespace wts {
@@ -18,12 +19,12 @@ struct LogitsShape {
 
 template <LogitsShape S>
 struct SettledLogits {
-  static constexpr int kWarps = 16, kThreads = 32 * kWarps, kRows = 8, kChunks = kRank256 / 8;  // of W2: rows of a block, of a row 16 bytes
+  static constexpr int kWarps = 16, kThreads = 32 * kWarps, kRows = 8;  // of W2, of a block
   static constexpr int kLatentBytes = 2 * kRank256 + 64;
   static constexpr int kColumns = 16 * S.tiles;
 
   struct Smem {
-    alignas(16) uint4 rows[kWarps][S.stages][kRows][kChunks];
+    alignas(16) Row rows[kWarps][S.stages][kRows];
     alignas(16) uint8_t latents[kColumns * kLatentBytes];
     int64_t base[kColumns], logits[kColumns];  // where a column begins; -1 where no logits are wanted
   };
@@ -36,16 +37,13 @@ struct SettledLogits {
   const Params& p;
   Smem& smem;
 
-  // Chunk `c` of row `r`: odd rows change halves, so that eight lanes that read two rows meet eight groups of banks.
-  __device__ static int place(int r, int c) { return c ^ (r % 2 * 4); }
-
   // One warp: begin to bring the block of rows from `first` on.
   __device__ void bring(int stage, int first) const {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
     for (int r = 0; r < kRows; r++)
       if (first + r < p.vocab)
-        copy_async_16(&smem.rows[warp][stage][r][place(r, lane)], p.weights + static_cast<int64_t>(first + r) * kChunks + lane);
+        copy_async_16(&smem.rows[warp][stage][r][row_place(r, lane)], p.weights + static_cast<int64_t>(first + r) * kRowChunks + lane);
     copy_async_commit();
   }
 
@@ -53,8 +51,8 @@ struct SettledLogits {
   __device__ void fetch(int first_column) const {
     const int columns = p.batch * p.steps;
 #pragma unroll 4
-    for (int i = threadIdx.x; i < kColumns * kChunks; i += kThreads) {
-      const int own = i / kChunks, column = first_column + own, chunk = i % kChunks;
+    for (int i = threadIdx.x; i < kColumns * kRowChunks; i += kThreads) {
+      const int own = i / kRowChunks, column = first_column + own, chunk = i % kRowChunks;
       const bool there = column < columns;
       const int request = there ? column / p.steps : 0, step = there ? column % p.steps : 0;
       const int64_t* tokens = p.tokens + request * p.tokens_request_stride;
@@ -62,7 +60,7 @@ struct SettledLogits {
       const int64_t previous = max(int64_t{0}, min(token, static_cast<int64_t>(p.vocab - 1)));
       // Not copied asynchronously: whoever waited for that would wait for all rows under way.
       *reinterpret_cast<uint4*>(smem.latents + own * kLatentBytes + chunk * 16) =
-          __ldg(reinterpret_cast<const uint4*>(p.latents) + previous * kChunks + chunk);
+          __ldg(reinterpret_cast<const uint4*>(p.latents) + previous * kRowChunks + chunk);
       if (chunk == 0) {
         const bool wanted = there && p.temperature[request] > 0.0f;
         smem.base[own] = request * p.base_request_stride + step * p.base_step_stride;
@@ -128,7 +126,7 @@ struct SettledLogits {
     __syncwarp();
     uint4 weights[8];
 #pragma unroll
-    for (int i = 0; i < 8; i++) weights[i] = smem.rows[warp][stage][g][place(g, t + 4 * i)];
+    for (int i = 0; i < 8; i++) weights[i] = smem.rows[warp][stage][g][row_place(g, t + 4 * i)];
     __syncwarp();
     bring(stage, first + S.stages * stride);
     Words next = S.tiles > 1 ? load_base(1, first) : Words{};

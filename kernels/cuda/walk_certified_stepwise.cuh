@@ -7,8 +7,9 @@
 //   multiply  gather their rows of W2, each warp those of 16; multiply them with the latent of the token before, once it is there
 //   decide    one warp: the best product and the token's list, the proof; it brings what the next step needs of its token
 //   offer     slices of base logits, as all warps of CTAs that lead none do
-// A step that is not proved is searched by the warps that multiply, in what was offered: seldom is there more to look at.
-// All CTAs are resident. Offers wait for nobody, picks for offers and for earlier steps, others for picks: nobody waits for ever.
+// A step that is not proved is searched by the warps that multiply, in what was offered: seldom is there more to look at. Where every row
+// can win they read all of W2, one CTA alone: right, and milliseconds long. All CTAs are resident. Offers wait for nobody, picks for offers
+// and for earlier steps, others for picks: nobody waits for ever.
 //
 // 32 warps of 64 registers, where the walk with tables has 16 of 128: a warp that offers waits for its own instructions, one after the
 // other, so twice as many go through base logits faster. There are no registers for W2 rows then: they stand in shared memory.
@@ -16,6 +17,7 @@
 #include "certified/lists.cuh"
 #include "certified/offers.cuh"
 #include "certified/reach.cuh"
+#include "certified/rows.cuh"
 
 namespace wts {
 
@@ -23,7 +25,7 @@ template <CertifiedShape S>
 struct Stepwise {
   using Rule = RowRule<S.sampling>;
   using List = BiasList<S>;
-  static constexpr int kThreads = 32 * S.warps, kChunks = kRank256 / 8;  // of a row of W2 or W1: 16 bytes
+  static constexpr int kThreads = 32 * S.warps;
   // Warps of a leader, in this order: the one that decides, those that multiply, pick, and offer.
   static constexpr int kMultiplying = S.candidates / 16, kPicking = Pick<S>::kWarps, kLeading = 1 + kMultiplying + kPicking;
   static constexpr int kOffering = S.warps - kLeading;
@@ -46,7 +48,6 @@ struct Stepwise {
     Rule rule;
     float base[S.candidates], noise[S.candidates];
   };
-  using Row = uint4[kChunks];
   using Slices = typename Offer<S>::Smem;  // of a warp that offers
   // Rows of W2 take the place of slices: those who would look through them lead.
   static constexpr int kRowBytes = S.candidates * sizeof(Row), kSliceBytes = kLeading * sizeof(Slices);
@@ -76,9 +77,6 @@ struct Stepwise {
   __device__ static int request() { return blockIdx.x; }
   __device__ int pair(int step) const { return request() * p.walk.steps + step; }
   __device__ Row* rows() const { return reinterpret_cast<Row*>(smem.rows); }
-
-  // Chunk `c` of row `r`: odd rows change halves, so that eight lanes that read two rows meet eight groups of banks.
-  __device__ static int place(int r, int c) { return c ^ (r % 2 * 4); }
 
   // Warps that pick: step after step.
   __device__ void pick() const {
@@ -139,7 +137,7 @@ struct Stepwise {
 #pragma unroll 4
     for (int n = 16 * own; n < 16 * own + 16; n++) {
       const uint32_t row = set.row[n] == kNoRow ? 0 : set.row[n];
-      copy_async_16(&rows()[n][place(n, lane())], p.walk.weights + static_cast<int64_t>(row) * kChunks + lane());
+      copy_async_16(&rows()[n][row_place(n, lane())], p.walk.weights + static_cast<int64_t>(row) * kRowChunks + lane());
     }
     copy_async_wait();
     __syncwarp();
@@ -150,14 +148,14 @@ struct Stepwise {
   __device__ uint64_t products(const Step& step, int own) const {
     const int g = lane() / 4, t = lane() % 4, first = 16 * own;
     float sums[2][4] = {};
-    const uint4 *latent = smem.latent + t, *row = rows()[first + g] + place(g, t);  // chunk t + 4 i is at place(g, t) ^ 4 * i
+    const uint4 *latent = smem.latent + t, *row = rows()[first + g] + row_place(g, t);
 #pragma unroll 2
     for (int i = 0; i < 8; i++) {
       const uint4 a = g == 0 ? latent[4 * i] : uint4{};
-      const int at = place(g, t + 4 * i) - place(g, t);
+      const int at = row_place(g, t + 4 * i) - row_place(g, t);
 #pragma unroll
       for (int half = 0; half < 2; half++) {
-        const uint4 b = row[half * 8 * kChunks + at];
+        const uint4 b = row[half * 8 * kRowChunks + at];
         mma_bf16(sums[half], make_uint4(a.x, 0, a.y, 0), b.x, b.y);
         mma_bf16(sums[half], make_uint4(a.z, 0, a.w, 0), b.z, b.w);
       }
@@ -221,7 +219,7 @@ struct Stepwise {
   // The warp that decides: what a step needs of the token before it.
   __device__ void bring(uint32_t token) const {
     const int64_t row = token;
-    copy_async_16(&smem.latent[lane()], p.walk.latents + (row * kChunks + lane()) * 16);
+    copy_async_16(&smem.latent[lane()], p.walk.latents + (row * kRowChunks + lane()) * 16);
     bring<S.list / 4>(smem.listed, p.list_rows + row * S.list);
     bring<S.list / 8>(smem.biases, p.list_biases + row * S.list);
     if (lane() == 0) copy_async_4(&smem.bound, p.list_bound + row);
